@@ -1,0 +1,1 @@
+"""Which samples each lane sees, in which order, and the threads that bring them."""
