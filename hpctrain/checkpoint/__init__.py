@@ -1,0 +1,1 @@
+"""The training state made durable: snapshot, commit protocol, restore."""
