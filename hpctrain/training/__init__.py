@@ -1,0 +1,1 @@
+"""What runs in every rank: the Task, the loop, and how a rank begins and ends."""

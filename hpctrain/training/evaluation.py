@@ -1,0 +1,107 @@
+"""Evaluation on all ranks: batches dealt in turn, metrics combined by weight in batch order.
+
+The result does not depend on the number of ranks. When asked to leave, each rank stops at its next batch and all agree.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hpctrain.comm.world import World
+from hpctrain.data.loader import Fields, gather
+from hpctrain.errors import ConfigError
+from hpctrain.h5.packed import PackedSet
+from hpctrain.h5.reader import ChunkSource, read_sample_chunk
+from hpctrain.resilience.faults import fault_point
+from hpctrain.resilience.signals import StopFlag
+from hpctrain.training.batches import to_torch
+from hpctrain.training.phases import Phases
+from hpctrain.training.randomness import seed_evaluation
+from hpctrain.training.task import Task
+
+Metrics = dict[str, tuple[float, float]]
+
+
+class Evaluator:
+    """Runs a Task's `evaluate` over a packed set."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        packed: PackedSet,
+        source: ChunkSource,
+        world: World,
+        batch_samples: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self._task, self._model, self._packed, self._source = task, model, packed, source
+        self._world, self._batch_samples, self._seed, self._device = world, batch_samples, seed, device
+
+    def run(self, step: int, stop: StopFlag, phases: Phases) -> dict[str, float] | None:
+        """The metrics of the whole set; None where the ranks agreed to leave instead."""
+        mine: dict[int, Metrics] = {}
+        self._model.eval()
+        try:
+            for number in range(self._world.rank, self.num_batches, self._world.size):
+                if stop.requested:
+                    break
+                phases.still_alive("evaluate", step)
+                fault_point("evaluate", step)
+                mine[number] = self._evaluate(number, step)
+        finally:
+            self._model.train()
+        everything = self._world.comm.allgather((stop.requested, mine))
+        if any(leaving for leaving, _ in everything):
+            return None
+        batches = {number: metrics for _, part in everything for number, metrics in part.items()}
+        return combine_metrics([batches[number] for number in sorted(batches)])
+
+    @property
+    def num_batches(self) -> int:
+        """Evaluation batches over all ranks."""
+        return -(-self._packed.num_samples // self._batch_samples)
+
+    def _evaluate(self, number: int, step: int) -> Metrics:
+        first = number * self._batch_samples
+        samples = np.arange(first, min(first + self._batch_samples, self._packed.num_samples), dtype=np.int64)
+        batch = to_torch(samples, self._read(samples), self._device)
+        seed_evaluation(self._seed, step, number)
+        with torch.no_grad():
+            metrics = self._task.evaluate(self._model, batch)
+        try:
+            return {name: (float(mean), float(weight)) for name, (mean, weight) in metrics.items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"{type(self._task).__name__}.evaluate must return {{name: (mean, weight)}}, got {metrics!r}"
+            ) from error
+
+    def _read(self, samples: NDArray[np.int64]) -> Fields:
+        starts = np.concatenate(([0], np.cumsum(self._packed.chunk_sizes)))
+        chunk_of = np.searchsorted(starts, samples, side="right") - 1
+        chunks = np.unique(chunk_of).tolist()
+        with ThreadPoolExecutor(2, thread_name_prefix="evaluate") as pool:
+            decoded = list(pool.map(lambda chunk: read_sample_chunk(self._packed, self._source, chunk), chunks))
+        pieces = []
+        for chunk, fields in zip(chunks, decoded, strict=True):
+            positions = np.flatnonzero(chunk_of == chunk)
+            pieces.append((fields, samples[positions] - starts[chunk], positions))
+        return gather(self._packed, pieces, len(samples))
+
+
+def combine_metrics(batches: list[Metrics]) -> dict[str, float]:
+    """Weighted means over batches, in their order; a metric may be missing from some."""
+    names = sorted({name for metrics in batches for name in metrics})
+    combined = {}
+    for name in names:
+        parts = [metrics[name] for metrics in batches if name in metrics]
+        weight = math.fsum(weight for _, weight in parts)
+        combined[name] = math.fsum(mean * weight for mean, weight in parts) / weight if weight else math.nan
+    return combined
