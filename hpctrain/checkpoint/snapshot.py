@@ -81,7 +81,7 @@ def put_snapshot(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Op
         optimizer.load_state_dict(_optimizer_state(snapshot))
     except (RuntimeError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"the checkpoint of step {snapshot.cursor.step} does not fit the Task's model or optimizer ({error}); restore "
+            f"the checkpoint of step {snapshot.cursor.step} does not fit the Task's model or optimizer ({' '.join(str(error).split())}); restore "
             "the Task as it was, or begin a new run in another --dir"
         ) from error
 

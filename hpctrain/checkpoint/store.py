@@ -128,8 +128,10 @@ class CheckpointStore:
             return [Block(**block) for block in manifest["blocks"]]
         except CheckpointRefused:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointRefused(f"{directory / _MANIFEST}: {error!r}") from error
+        except OSError as error:
+            raise CheckpointRefused(f"{error.filename}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointRefused(f"{directory / _MANIFEST}: not a manifest: {error!r}") from error
 
     def verify(self, name: str, blocks: list[Block]) -> None:
         """Compare blocks with their digests; raises `CheckpointRefused` naming the file and the offset."""

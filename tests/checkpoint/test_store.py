@@ -1,0 +1,229 @@
+"""The commit protocol: whole or not at all, whatever is killed, full or flipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpctrain.checkpoint.restore import restore_newest
+from hpctrain.checkpoint.snapshot import Cursor, Snapshot, state_digest, take_snapshot
+from hpctrain.checkpoint.store import CheckpointRefused, CheckpointStore, checkpoint_name, parse_checkpoint_name
+from hpctrain.checkpoint.writer import CheckpointWriter
+from hpctrain.errors import StorageError
+from hpctrain.resilience import faults
+from tests.support import ROOT
+
+FILES = ("tensors.safetensors", "state.json", "manifest.json")
+
+
+def snapshot(step: int) -> Snapshot:
+    torch.manual_seed(step)
+    model = nn.Linear(40, 30)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(40)).sum().backward()
+    optimizer.step()
+    return take_snapshot(model, optimizer, Cursor(step=step, epoch=step // 10, step_in_epoch=step % 10))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", attempt=2)
+
+
+def load(store: CheckpointStore, name: str) -> Snapshot:
+    store.verify(name, store.blocks(name))
+    return store.load(name)
+
+
+def test_what_is_committed_comes_back(store: CheckpointStore) -> None:
+    wanted = snapshot(25)
+    path = store.commit(wanted)
+    assert path.name == "step-000000025-a0002"
+    found = load(store, path.name)
+    assert state_digest(found) == state_digest(wanted)
+    assert found.cursor == wanted.cursor
+    assert sorted(os.listdir(path)) == sorted(FILES)
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", ["first byte", "middle byte", "last byte", "truncated", "longer", "gone", "empty"])
+def test_damage_anywhere_is_refused_with_the_file(store: CheckpointStore, file: str, damage: str) -> None:
+    name = store.commit(snapshot(1)).name
+    path = store.directory / name / file
+    content = bytearray(path.read_bytes())
+    if damage.endswith("byte"):
+        position = {"first": 0, "middle": len(content) // 2, "last": len(content) - 1}[damage.split()[0]]
+        content[position] ^= 4
+    elif damage == "truncated":
+        del content[-1:]
+    elif damage == "longer":
+        content += b" {}"
+    elif damage == "empty":
+        content.clear()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content)
+    with pytest.raises(CheckpointRefused) as error:
+        load(store, name)
+    assert file in str(error.value)
+
+
+def test_a_manifest_of_another_version_is_refused(store: CheckpointStore) -> None:
+    name = store.commit(snapshot(1)).name
+    path = store.directory / name / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    with pytest.raises(CheckpointRefused, match="version 99"):
+        store.blocks(name)
+
+
+def test_restore_falls_back_and_says_why(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        store.commit(snapshot(step))
+    (store.directory / checkpoint_name(3, 2) / "state.json").write_text("{}")
+    refused: dict[str, str] = {}
+    found = restore_newest(store, store.committed(), 0, 1, lambda item: [item], refused.__setitem__)
+    assert found is not None
+    assert found[0] == checkpoint_name(2, 2)
+    assert list(refused) == [checkpoint_name(3, 2)]
+    assert "state.json" in refused[checkpoint_name(3, 2)]
+
+
+def test_restore_without_any_good_one(store: CheckpointStore) -> None:
+    assert restore_newest(store, [], 0, 1, lambda item: [item], lambda *_: None) is None
+    gone = ["step-000000009-a0001"]
+    assert restore_newest(store, gone, 0, 1, lambda item: [item], lambda *_: None) is None
+
+
+def test_names() -> None:
+    assert parse_checkpoint_name(checkpoint_name(120, 1)) == (120, 1)
+    assert parse_checkpoint_name(checkpoint_name(12345678901, 12345)) == (12345678901, 12345)
+    for other in (".tmp-step-000000120-a0001-7", "step-120-a0001", "latest", "step-000000120"):
+        assert parse_checkpoint_name(other) is None
+
+
+def test_newest_first_by_step_then_attempt_and_pruned_from_the_end(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    for step, attempt in ((10, 1), (20, 1), (20, 2), (9, 3)):
+        CheckpointStore(directory, attempt).commit(snapshot(step))
+    store = CheckpointStore(directory, 3)
+    newest = ["step-000000020-a0002", "step-000000020-a0001", "step-000000010-a0001", "step-000000009-a0003"]
+    assert store.committed() == newest
+    store.prune(2)
+    assert store.committed() == newest[:2]
+    assert sorted(os.listdir(directory)) == sorted(newest[:2])
+
+
+def test_committing_twice_keeps_the_first(store: CheckpointStore) -> None:
+    path = store.commit(snapshot(4))
+    before = (path / "manifest.json").stat().st_mtime_ns
+    assert store.commit(snapshot(4)) == path
+    assert (path / "manifest.json").stat().st_mtime_ns == before
+
+
+POINTS = ["checkpoint.write", "checkpoint.manifest", "checkpoint.rename", "checkpoint.committed", "checkpoint.prune"]
+KILLED = """
+import sys
+from pathlib import Path
+from hpctrain.checkpoint.store import CheckpointStore
+from hpctrain.resilience import faults
+from tests.checkpoint.test_store import snapshot
+faults.configure(0, 2)
+store = CheckpointStore(Path(sys.argv[1]), 2)
+store.commit(snapshot(30))
+store.prune(1)
+"""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point_nothing_half_is_committed(store: CheckpointStore, point: str) -> None:
+    """SIGKILL in another process at each named point: every committed name is whole, and the old one is not lost."""
+    store.commit(snapshot(20))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HPCTRAIN_FAULTS": f"kill@{point}"}
+    command = [sys.executable, "-c", KILLED, str(store.directory)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -9, done.stderr
+    committed = store.committed()
+    assert committed
+    for name in committed:
+        load(store, name)
+    published = POINTS.index(point) >= POINTS.index("checkpoint.committed")
+    assert (checkpoint_name(30, 2) in committed) == published
+    assert checkpoint_name(20, 2) in committed
+    store.sweep()
+    assert sorted(os.listdir(store.directory)) == sorted(committed)
+    assert store.commit(snapshot(30)).exists(), "the same step can be saved again"
+
+
+@pytest.mark.parametrize("point", ["checkpoint.write", "checkpoint.manifest", "checkpoint.rename"])
+@pytest.mark.parametrize("fault", ["enospc", "eio"])
+def test_no_space_leaves_nothing_and_the_older_one(
+    store: CheckpointStore, point: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(snapshot(1))
+    monkeypatch.setenv("HPCTRAIN_FAULTS", f"{fault}@{point}:step=2")
+    faults.configure(0, 2)
+    try:
+        with pytest.raises(StorageError, match="step 2 not saved"):
+            store.commit(snapshot(2))
+    finally:
+        monkeypatch.delenv("HPCTRAIN_FAULTS")
+        faults.configure(0, 2)
+    assert os.listdir(store.directory) == [checkpoint_name(1, 2)]
+
+
+def test_a_disk_really_full(tmp_path: Path) -> None:
+    """A file-size limit of the process stands in for a full disk: the kernel refuses the write in safetensors' code."""
+    script = (
+        "import resource, signal, sys\nfrom pathlib import Path\n"
+        "from hpctrain.checkpoint.store import CheckpointStore\nfrom hpctrain.errors import StorageError\n"
+        "from tests.checkpoint.test_store import snapshot\nstate = snapshot(3)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "try:\n    CheckpointStore(Path(sys.argv[1]), 1).commit(state)\n"
+        "except StorageError as error:\n    sys.stdout.write(f'refused {error}')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "checkpoints")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
+    )
+    assert done.stdout.startswith("refused checkpoint of step 3"), done.stderr
+    assert os.listdir(tmp_path / "checkpoints") == []
+
+
+class Reports(list):
+    def __call__(self, kind: str, **fields: object) -> None:
+        self.append((kind, fields))
+
+
+def test_the_writer_keeps_training_when_a_save_fails(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = Reports()
+    writer = CheckpointWriter(store, keep=2, report=reports)
+    monkeypatch.setenv("HPCTRAIN_FAULTS", "enospc@checkpoint.rename:step=2")
+    faults.configure(0, 2)
+    try:
+        for step in (1, 2, 3, 4):
+            writer.save(snapshot(step))
+        writer.wait()
+        with pytest.raises(StorageError):
+            writer.save_now(snapshot(2))
+    finally:
+        monkeypatch.delenv("HPCTRAIN_FAULTS")
+        faults.configure(0, 2)
+    assert [(kind, fields["step"]) for kind, fields in reports] == [
+        ("checkpoint", 1), ("checkpoint_failed", 2), ("checkpoint", 3), ("checkpoint", 4)
+    ]
+    assert store.committed() == [checkpoint_name(4, 2), checkpoint_name(3, 2)]
+
+
+def test_saving_now_does_not_save_the_same_step_twice(store: CheckpointStore) -> None:
+    reports = Reports()
+    writer = CheckpointWriter(store, keep=2, report=reports)
+    writer.save(snapshot(5))
+    writer.save_now(snapshot(5))
+    assert len(reports) == 1
