@@ -8,6 +8,7 @@ name. Fields marked `WEIGHTS` change the weights a run ends with: a restart that
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,12 +45,10 @@ class TaskSection(_Section):
 class DataSection(_Section):
     """Which packed sets are read, and in which order."""
 
-    train: Annotated[
-        Path, Field(description="Packed set to train on (a folder made by `hpctrain pack`).")
-    ]
-    evaluate: Annotated[
-        Path | None, Field(description="Packed set for evaluation; none: no evaluation.")
-    ] = None
+    train: Annotated[Path, Field(description="Packed set to train on (a folder made by `hpctrain pack`).")]
+    evaluate: Annotated[Path | None, Field(description="Packed set for evaluation; none: no evaluation.")] = (
+        None
+    )
     order: Annotated[
         Literal["global"],
         Field(
@@ -70,7 +69,7 @@ class DataSection(_Section):
         Field(
             ge=0,
             le=256,
-            description="Threads that read and decode, per rank; 0: the cores the rank may use less `compute_threads`, at least 1.",
+            description="Threads that read and decode, per rank; 0: the rank's share of cores less `compute_threads`.",
         ),
     ] = 0
     prefetch_steps: Annotated[
@@ -97,7 +96,9 @@ class LanesSection(_Section):
 class TrainSection(_Section):
     """The optimisation."""
 
-    epochs: Annotated[int, Field(ge=1, description="Passes over the training set.", json_schema_extra=WEIGHTS)]
+    epochs: Annotated[
+        int, Field(ge=1, description="Passes over the training set.", json_schema_extra=WEIGHTS)
+    ]
     seed: Annotated[
         int,
         Field(
@@ -112,7 +113,11 @@ class TrainSection(_Section):
     ] = 1e-3
     weight_decay: Annotated[
         float,
-        Field(ge=0, description="AdamW's weight decay, where the Task makes no optimizer.", json_schema_extra=WEIGHTS),
+        Field(
+            ge=0,
+            description="AdamW's weight decay, where the Task makes no optimizer.",
+            json_schema_extra=WEIGHTS,
+        ),
     ] = 0.01
     warmup_steps: Annotated[
         int, Field(ge=0, description="Steps of linear warm-up.", json_schema_extra=WEIGHTS)
@@ -128,7 +133,11 @@ class TrainSection(_Section):
     ] = 0.0
     clip_norm: Annotated[
         float | None,
-        Field(gt=0, description="Gradients are scaled to this global norm at most; none: not clipped.", json_schema_extra=WEIGHTS),
+        Field(
+            gt=0,
+            description="Gradients are scaled to this global norm at most; none: not clipped.",
+            json_schema_extra=WEIGHTS,
+        ),
     ] = None
     on_nonfinite: Annotated[
         Literal["stop", "skip"],
@@ -155,7 +164,12 @@ class PrecisionSection(_Section):
     ] = "fp32"
     compute_threads: Annotated[
         int,
-        Field(ge=1, le=1024, description="torch threads per rank; part of what decides the bits.", json_schema_extra=WEIGHTS),
+        Field(
+            ge=1,
+            le=1024,
+            description="torch threads per rank; part of what decides the bits.",
+            json_schema_extra=WEIGHTS,
+        ),
     ] = 1
 
 
@@ -164,11 +178,19 @@ class CommSection(_Section):
 
     bucket_mib: Annotated[
         float,
-        Field(gt=0, le=1024, description="Size of a gradient bucket: one allreduce each, in MiB.", json_schema_extra=WEIGHTS),
+        Field(
+            gt=0,
+            le=1024,
+            description="Size of a gradient bucket: one allreduce each, in MiB.",
+            json_schema_extra=WEIGHTS,
+        ),
     ] = 4.0
     allreduce: Annotated[
         Literal["auto", "ring"],
-        Field(description="MPI's algorithm: its own choice (recorded), or the ring, forced.", json_schema_extra=WEIGHTS),
+        Field(
+            description="MPI's algorithm: its own choice (recorded), or the ring, forced.",
+            json_schema_extra=WEIGHTS,
+        ),
     ] = "auto"
     digest_every_steps: Annotated[
         int,
@@ -182,8 +204,8 @@ class StagingSection(_Section):
     dir: Annotated[
         Path | None,
         Field(
-            description="Directory on the node's SSD; a private sub-directory is made there. None: read the shared files. "
-            "Environment variables and `~` are expanded on the node."
+            description="Directory on the node's SSD; a private sub-directory is made there. None: read the shared "
+            "files. Environment variables and `~` are expanded on the node."
         ),
     ] = None
 
@@ -191,12 +213,10 @@ class StagingSection(_Section):
 class CheckpointSection(_Section):
     """When the training state is saved, and how many copies stay."""
 
-    interval_steps: Annotated[
-        int, Field(ge=0, description="Save every so many steps; 0: not by steps.")
-    ] = 0
-    interval_s: Annotated[
-        float, Field(ge=0, description="Save every so many seconds; 0: not by time.")
-    ] = 600.0
+    interval_steps: Annotated[int, Field(ge=0, description="Save every so many steps; 0: not by steps.")] = 0
+    interval_s: Annotated[float, Field(ge=0, description="Save every so many seconds; 0: not by time.")] = (
+        600.0
+    )
     keep: Annotated[int, Field(ge=1, description="Committed checkpoints that stay.")] = 3
 
 
@@ -205,14 +225,15 @@ class ResilienceSection(_Section):
 
     hang_timeout_s: Annotated[
         float,
-        Field(gt=0, description="A phase without a sign of life for this long is a hang: stacks, end records, relaunch."),
+        Field(
+            gt=0,
+            description="A phase without a sign of life for this long is a hang: stacks, end records, relaunch.",
+        ),
     ] = 300.0
     start_timeout_s: Annotated[
         float, Field(gt=0, description="The same for start-up and restore, in seconds.")
     ] = 600.0
-    max_attempts: Annotated[
-        int, Field(ge=1, description="Launches of one `hpctrain run`, at most.")
-    ] = 100
+    max_attempts: Annotated[int, Field(ge=1, description="Launches of one `hpctrain run`, at most.")] = 100
     max_no_progress: Annotated[
         int,
         Field(ge=1, description="Stop after so many attempts in a row that committed no newer step."),
@@ -228,7 +249,10 @@ class RunConfig(_Section):
 
     name: Annotated[
         str,
-        Field(pattern=r"^[\w.-]{1,64}$", description="Name of the run; the run directory is `runs/NAME` unless `--dir` says otherwise."),
+        Field(
+            pattern=r"^[\w.-]{1,64}$",
+            description="Name of the run; the run directory is `runs/NAME` unless `--dir` says otherwise.",
+        ),
     ]
     task: TaskSection
     data: DataSection
@@ -286,6 +310,26 @@ def parse_run(raw: dict[str, Any], source: str = "run description") -> RunConfig
 def dump_run(config: RunConfig) -> str:
     """The description as TOML text; `parse_run` of it gives the same description."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def reference_markdown() -> str:
+    """Every field as a Markdown table: key, default, bounds, meaning; `*` marks those that change the weights."""
+    rows = ["| key | default | meaning |", "| --- | --- | --- |"]
+    return "\n".join(rows + _reference_rows(RunConfig))
+
+
+def _reference_rows(section: type[BaseModel], prefix: str = "") -> list[str]:
+    rows: list[str] = []
+    for key, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            rows += _reference_rows(field.annotation, f"{prefix}{key}.")
+            continue
+        mark = "*" if isinstance(field.json_schema_extra, dict) else ""
+        default = (
+            "required" if field.is_required() else f"`{json.dumps(field.default)}`".replace("`null`", "none")
+        )
+        rows.append(f"| `{prefix}{key}`{mark} | {default} | {field.description} |")
+    return rows
 
 
 def weight_differences(old: RunConfig, new: RunConfig) -> list[str]:

@@ -40,15 +40,24 @@ def small_arrays(num_samples: int, seed: int = 0) -> dict[str, Any]:
 def small_set(folder: Path, num_samples: int, chunk_samples: int, seed: int = 0, **options: Any) -> PackedSet:
     """A packed set of `small_arrays`; several shards for more than about 400 samples."""
     options = {"shard_mib": 0.02, **options}
-    pack_arrays(small_arrays(num_samples, seed), folder, PackOptions(chunk_samples=chunk_samples, **options), ("a", "b", "c"))
+    pack_arrays(
+        small_arrays(num_samples, seed),
+        folder,
+        PackOptions(chunk_samples=chunk_samples, **options),
+        ("a", "b", "c"),
+    )
     return open_packed(folder)
 
 
-def hpctrain(arguments: Sequence[str | Path], timeout_s: float = 120, **extra: Any) -> subprocess.CompletedProcess[str]:
+def hpctrain(
+    arguments: Sequence[str | Path], timeout_s: float = 120, **extra: Any
+) -> subprocess.CompletedProcess[str]:
     """The real command line, as its own process."""
     command = [sys.executable, "-m", "hpctrain.cli", *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **extra.pop("env", {})}
-    return subprocess.run(command, timeout=timeout_s, capture_output=True, text=True, env=env, check=False, **extra)
+    return subprocess.run(
+        command, timeout=timeout_s, capture_output=True, text=True, env=env, check=False, **extra
+    )
 
 
 def read_json(path: Path) -> Any:

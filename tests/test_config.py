@@ -63,7 +63,9 @@ def test_refusals_name_key_value_and_mend(path: str, value: Any, said: str) -> N
 def test_everything_wrong_is_said_at_once() -> None:
     raw = changed("lanes.num_lanes", 0)
     del raw["train"]
-    with pytest.raises(ConfigError, match=r"'train' is missing.*lanes\.num_lanes|lanes\.num_lanes.*'train' is missing"):
+    with pytest.raises(
+        ConfigError, match=r"'train' is missing.*lanes\.num_lanes|lanes\.num_lanes.*'train' is missing"
+    ):
         parse_run(raw)
 
 
@@ -93,12 +95,22 @@ def test_what_changes_the_weights_is_known() -> None:
         ("train.clip_norm", 1.0), ("train.warmup_steps", 3), ("comm.bucket_mib", 1.0), ("comm.allreduce", "ring"),
     ):  # fmt: skip
         assert len(weight_differences(base, parse_run(changed(path, value)))) == 1, path
-    for path, value in (("checkpoint.keep", 9), ("data.train", "moved"), ("data.io_threads", 3), ("staging.dir", "/ssd"), ("name", "y")):
+    for path, value in (
+        ("checkpoint.keep", 9),
+        ("data.train", "moved"),
+        ("data.io_threads", 3),
+        ("staging.dir", "/ssd"),
+        ("name", "y"),
+    ):
         assert weight_differences(base, parse_run(changed(path, value))) == [], path
 
 
 def sections(model: type) -> list[type]:
-    nested = [f.annotation for f in model.model_fields.values() if isinstance(f.annotation, type) and hasattr(f.annotation, "model_fields")]
+    nested = [
+        f.annotation
+        for f in model.model_fields.values()
+        if isinstance(f.annotation, type) and hasattr(f.annotation, "model_fields")
+    ]
     return [model, *[found for section in nested for found in sections(section)]]
 
 

@@ -13,7 +13,12 @@ Gather = Callable[[Any], list[Any]]
 
 
 def restore_newest(
-    store: CheckpointStore, admissible: list[str], rank: int, size: int, gather: Gather, refused: Callable[[str, str], None]
+    store: CheckpointStore,
+    admissible: list[str],
+    rank: int,
+    size: int,
+    gather: Gather,
+    refused: Callable[[str, str], None],
 ) -> tuple[str, Snapshot] | None:
     """Find, verify and load a checkpoint; the same result on every rank. None where there is none to read.
 

@@ -49,7 +49,8 @@ class Snapshot:
     """The training state after `cursor.step` steps.
 
     Attributes:
-        tensors: on the CPU and contiguous: `model.NAME` for parameters and buffers, `optimizer.INDEX.KEY` for its state.
+        tensors: on the CPU and contiguous: `model.NAME` for parameters and buffers, `optimizer.INDEX.KEY` for its
+            state.
         optimizer: the optimizer's parameter groups and its state entries that are no tensors, as JSON values.
     """
 
@@ -75,14 +76,17 @@ def take_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, cursor: Cu
 
 def put_snapshot(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the state; raises `ConfigError` where the model or the optimizer has another form than the saved one."""
-    weights = {name.removeprefix("model."): t for name, t in snapshot.tensors.items() if name.startswith("model.")}
+    weights = {
+        name.removeprefix("model."): t for name, t in snapshot.tensors.items() if name.startswith("model.")
+    }
     try:
         model.load_state_dict(weights, strict=True)
         optimizer.load_state_dict(_optimizer_state(snapshot))
     except (RuntimeError, ValueError, KeyError) as error:
+        found = " ".join(str(error).split())
         raise ConfigError(
-            f"the checkpoint of step {snapshot.cursor.step} does not fit the Task's model or optimizer ({' '.join(str(error).split())}); restore "
-            "the Task as it was, or begin a new run in another --dir"
+            f"the checkpoint of step {snapshot.cursor.step} does not fit the Task's model or optimizer ({found}); "
+            "restore the Task as it was, or begin a new run in another --dir"
         ) from error
 
 
@@ -95,7 +99,9 @@ def _optimizer_state(snapshot: Snapshot) -> dict[str, Any]:
         if section == "optimizer":
             index, _, key = rest.partition(".")
             state.setdefault(int(index), {})[key] = tensor
-    groups = [{key: _from_json(value) for key, value in group.items()} for group in snapshot.optimizer["groups"]]
+    groups = [
+        {key: _from_json(value) for key, value in group.items()} for group in snapshot.optimizer["groups"]
+    ]
     return {"state": state, "param_groups": groups}
 
 
@@ -106,14 +112,16 @@ def weights_digest(model: nn.Module) -> str:
 
 def state_digest(snapshot: Snapshot) -> str:
     """xxh3-128 over all tensors of the snapshot, the optimizer's numbers and the cursor."""
-    extra = repr((sorted(snapshot.optimizer["scalars"].items()), snapshot.optimizer["groups"], snapshot.cursor))
+    extra = repr(
+        (sorted(snapshot.optimizer["scalars"].items()), snapshot.optimizer["groups"], snapshot.cursor)
+    )
     return _digest(sorted(snapshot.tensors.items()), extra.encode())
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in C order, without a copy where it is contiguous on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _digest(tensors: Iterable[tuple[str, Tensor]], extra: bytes = b"") -> str:

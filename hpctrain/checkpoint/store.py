@@ -106,7 +106,11 @@ class CheckpointStore:
         """Names of the committed checkpoints, newest first (by step, then by attempt)."""
         if not self.directory.is_dir():
             return []
-        found = [(parsed, path.name) for path in self.directory.iterdir() if (parsed := parse_checkpoint_name(path.name))]
+        found = [
+            (parsed, path.name)
+            for path in self.directory.iterdir()
+            if (parsed := parse_checkpoint_name(path.name))
+        ]
         return [name for _, name in sorted(found, reverse=True)]
 
     def blocks(self, name: str) -> list[Block]:
@@ -118,7 +122,9 @@ class CheckpointStore:
         try:
             manifest = json.loads((directory / _MANIFEST).read_bytes())
             if manifest["version"] != FORMAT_VERSION:
-                raise CheckpointRefused(f"{directory / _MANIFEST}: version {manifest['version']}, {FORMAT_VERSION} is read")
+                raise CheckpointRefused(
+                    f"{directory / _MANIFEST}: version {manifest['version']}, {FORMAT_VERSION} is read"
+                )
             if _document_digest(manifest) != manifest["digest"]:
                 raise CheckpointRefused(f"{directory / _MANIFEST}: its own digest does not match")
             for file, size in manifest["sizes"].items():
@@ -145,7 +151,9 @@ class CheckpointStore:
             except OSError as error:
                 raise CheckpointRefused(f"{path}: {error}") from error
             if digest != block.digest:
-                raise CheckpointRefused(f"{path}: bytes {block.offset} to {block.offset + block.size} do not match their digest")
+                raise CheckpointRefused(
+                    f"{path}: bytes {block.offset} to {block.offset + block.size} do not match their digest"
+                )
 
     def load(self, name: str) -> Snapshot:
         """Read a verified checkpoint; raises `CheckpointRefused`."""

@@ -23,7 +23,7 @@ class CheckpointWriter:
     Args:
         store: where they go.
         keep: committed checkpoints that stay.
-        report: called as report(kind, **fields): `checkpoint` with step, seconds, bytes; `checkpoint_failed` with message.
+        report: called as report(kind, **fields): `checkpoint` with step and seconds; `checkpoint_failed` with message.
     """
 
     def __init__(self, store: CheckpointStore, keep: int, report: Report) -> None:
@@ -58,7 +58,7 @@ class CheckpointWriter:
             self._commit(snapshot)
         except StorageError as error:
             self._report("checkpoint_failed", step=snapshot.cursor.step, message=str(error))
-        except BaseException as error:  # raised in the loop by wait()
+        except BaseException as error:  # noqa: BLE001 - raised in the loop by wait()
             self._error = error
 
     def _commit(self, snapshot: Snapshot) -> None:

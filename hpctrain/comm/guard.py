@@ -2,7 +2,7 @@
 
 Each rank contributes a row of eight 64-bit words and sees the rows of all, so every rank takes the same decision at the
 same step boundary and can name the rank that differs: stop requested, save due, loss not finite, out of step, weights
-apart. An allgather rather than an allreduce, because a sum of step numbers or digests shows only that some rank differs.
+apart. An allgather rather than an allreduce: a sum of step numbers or digests shows only that some rank differs.
 """
 
 from __future__ import annotations
@@ -99,6 +99,6 @@ def _check_equal(what: str, values: list[int], message: str) -> None:
     if len(set(values)) > 1:
         shown = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values[:16]))
         raise OutOfStepError(
-            f"{message} ({what}: {shown}); restart from the last checkpoint. If it comes again, the Task does something "
-            "that differs between ranks (a branch on the rank, a buffer that is updated from local data)"
+            f"{message} ({what}: {shown}); restart from the last checkpoint. If it comes again, the Task does "
+            "something that differs between ranks (a branch on the rank, a buffer that is updated from local data)"
         )

@@ -62,7 +62,10 @@ class GradientReducer:
     """
 
     def __init__(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int, wire: Literal["fp32", "fp16"] = "fp32"
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        bucket_bytes: int,
+        wire: Literal["fp32", "fp16"] = "fp32",
     ) -> None:
         import horovod.torch as hvd
 
@@ -71,7 +74,7 @@ class GradientReducer:
         self._armed = False
         for bucket in self._buckets:
             for position, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(_UseHook(self, bucket, position))
+                parameter.register_post_accumulate_grad_hook(_UseHook(self, bucket, position))  # type: ignore[no-untyped-call]
 
     @property
     def num_buckets(self) -> int:
@@ -174,7 +177,7 @@ def _make_buckets(parameters: list[tuple[str, nn.Parameter]], bucket_bytes: int)
 def _make_bucket(name: str, parameters: list[nn.Parameter]) -> _Bucket:
     sizes = [parameter.numel() for parameter in parameters]
     flat = torch.zeros(sum(sizes) + len(parameters), device=parameters[0].device)
-    parts = flat[: sum(sizes)].split(sizes)
+    parts = torch.split(flat[: sum(sizes)], sizes)
     views = [_view_like(part, parameter) for part, parameter in zip(parts, parameters, strict=True)]
     return _Bucket(name, parameters, flat, views)
 

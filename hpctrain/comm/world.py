@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpctrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def deal_lanes(num_lanes: int, num_ranks: int) -> list[range]:
@@ -101,7 +98,7 @@ def stop_world() -> None:
 
 
 def _configure_horovod() -> None:
-    """Settings that Horovod reads at init. They decide bits and deadlines, so the environment does not overrule them."""
+    """What Horovod reads at init. It decides bits and deadlines, so the environment does not overrule it."""
     settings = {
         "HOROVOD_FUSION_THRESHOLD": "0",  # fused, identical runs of 3 ranks differ (see comm.reducer)
         "HOROVOD_CYCLE_TIME": "0.2",  # ms; the default of 1 ms is waited for at every step
@@ -111,12 +108,12 @@ def _configure_horovod() -> None:
     os.environ.update(settings)
 
 
-def _check_threads(mpi: type[MPI] | Any) -> None:
+def _check_threads(mpi: Any) -> None:
     level = mpi.Query_thread()
     if level < mpi.THREAD_MULTIPLE:
         raise ConfigError(
-            f"MPI was initialised with thread level {level}, {mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is needed because "
-            "Horovod communicates from its own thread; use an MPI built with thread support"
+            f"MPI was initialised with thread level {level}, {mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is needed "
+            "because Horovod communicates from its own thread; use an MPI built with thread support"
         )
 
 
@@ -125,8 +122,8 @@ def _explain_size(size: int, num_ranks: int) -> str:
     if size != 1:
         return f"{found}: start the job with the same number as `-n`"
     return (
-        f"{found}: every process is alone in its own world. The launcher and the MPI library of this environment do not "
-        "speak the same protocol: use the mpirun that belongs to the library below, or under Slurm `srun --mpi=pmix` "
+        f"{found}: every process is alone in its own world. The launcher and the MPI library of this "
+        "environment do not speak the same protocol: use the mpirun that belongs to the library below, or under Slurm `srun --mpi=pmix` "
         f"(see `srun --mpi=list`). Library: {', '.join(mapped_libmpi()) or 'not found'}"
     )
 
@@ -137,13 +134,17 @@ def mapped_libmpi() -> list[str]:
         return []
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libmpi" in line}
-    return sorted(path for path in paths if os.path.basename(path).startswith(("libmpi.so", "libmpich.so", "libmpi_cray")))
+    return sorted(
+        path
+        for path in paths
+        if os.path.basename(path).startswith(("libmpi.so", "libmpich.so", "libmpi_cray"))
+    )
 
 
 def _check_one_libmpi() -> None:
     libraries = {os.path.realpath(path) for path in mapped_libmpi()}
     if len(libraries) > 1:
         raise ConfigError(
-            f"mpi4py and Horovod use different MPI libraries in one process: {', '.join(sorted(libraries))}; rebuild Horovod "
-            "for the one you launch with: `hpctrain build-horovod --force` (MPICXX selects the compiler wrapper)"
+            f"mpi4py and Horovod use different MPI libraries in a process: {', '.join(sorted(libraries))}; rebuild "
+            "Horovod for the one you launch with: `hpctrain build-horovod --force` (MPICXX selects the compiler wrapper)"
         )

@@ -59,7 +59,13 @@ class Loader:
     """Iterates over the steps of a run from a cursor on; a context manager that ends its threads."""
 
     def __init__(
-        self, packed: PackedSet, source: ChunkSource, plan: Plan, lanes: range, io_threads: int, prefetch_steps: int
+        self,
+        packed: PackedSet,
+        source: ChunkSource,
+        plan: Plan,
+        lanes: range,
+        io_threads: int,
+        prefetch_steps: int,
     ) -> None:
         self._packed, self._source, self._plan, self._lanes = packed, source, plan, lanes
         self._pool = ThreadPoolExecutor(io_threads, thread_name_prefix="decode")
@@ -73,7 +79,9 @@ class Loader:
 
         An error of a reading thread (`DataError`, `StorageError`) is raised here, in the order of the steps.
         """
-        self._producer = threading.Thread(target=self._produce, args=(epoch, step, epochs), name="loader", daemon=True)
+        self._producer = threading.Thread(
+            target=self._produce, args=(epoch, step, epochs), name="loader", daemon=True
+        )
         self._producer.start()
         while (item := self._ready.get()) is not None:
             if isinstance(item, BaseException):
@@ -101,7 +109,7 @@ class Loader:
                 if not self._put(batches):
                     return
             self._put(None)
-        except BaseException as error:  # handed to the consumer, which raises it
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
             self._put(error)
 
     def _put(self, item: StepBatches | BaseException | None) -> bool:
@@ -130,7 +138,14 @@ class Loader:
             first = step if current == epoch else 0
             window = _ChunkWindow(self._pool, self._packed, self._source)
             jobs = [
-                _StepJob(current, at, {lane: lanes[lane][at] for lane in self._lanes}, self._plan, self._packed, window)
+                _StepJob(
+                    current,
+                    at,
+                    {lane: lanes[lane][at] for lane in self._lanes},
+                    self._plan,
+                    self._packed,
+                    window,
+                )
                 for at in range(first, self._plan.steps_per_epoch)
             ]
             window.expect(collections.Counter(chunk for job in jobs for chunk in job.chunks))
@@ -165,7 +180,13 @@ class _StepJob:
     """One step of this rank: which chunks it needs, and the batches made of them."""
 
     def __init__(
-        self, epoch: int, step: int, lanes: dict[int, NDArray[np.int64]], plan: Plan, packed: PackedSet, window: _ChunkWindow
+        self,
+        epoch: int,
+        step: int,
+        lanes: dict[int, NDArray[np.int64]],
+        plan: Plan,
+        packed: PackedSet,
+        window: _ChunkWindow,
     ) -> None:
         self._epoch, self._step, self._lanes, self._plan = epoch, step, lanes, plan
         self._packed, self._window = packed, window

@@ -133,7 +133,8 @@ class Plan:
     def _chunk_samples(self, epoch: int, chunk: int) -> NDArray[np.int64]:
         size = int(self.chunk_sizes[chunk])
         key = mix_key(self.seed, epoch, _SAMPLES, chunk)
-        return self.chunk_starts[chunk] + permutation(key, size)
+        samples: NDArray[np.int64] = permutation(key, size) + self.chunk_starts[chunk]
+        return samples
 
 
 @lru_cache(maxsize=4)

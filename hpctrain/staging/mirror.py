@@ -12,6 +12,7 @@ checked on the open descriptor.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -43,7 +44,9 @@ class Mirror:
             self.close()
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(f"staging.dir = {directory}: {error.strerror}; choose another directory") from error
+            raise StorageError(
+                f"staging.dir = {directory}: {error.strerror}; choose another directory"
+            ) from error
         self.path = directory / _user_folder() / packed.identity
 
     def has(self, index: ChunkIndex, chunk: int) -> bool:
@@ -54,7 +57,7 @@ class Mirror:
         """The bytes at the chunk's place; not verified, short where the file is damaged. Raises `OSError`."""
         return os.pread(self._files[index.path], int(index.sizes[chunk]), int(index.offsets[chunk]))
 
-    def write(self, index: ChunkIndex, chunk: int, stored: bytes | memoryview) -> None:
+    def write(self, index: ChunkIndex, chunk: int, stored: bytes | bytearray | memoryview) -> None:
         """Store a verified chunk and then mark it present. Raises `OSError` (a full disk among others)."""
         view, offset = memoryview(stored), int(index.offsets[chunk])
         while len(view):
@@ -106,22 +109,25 @@ def _user_folder() -> str:
 
 def _private_directory(parent: int, name: str, shown: Path) -> int:
     """Open `name` in the directory `parent`, made 0700 if it is not there; checked by descriptor."""
-    try:
+    with contextlib.suppress(
+        FileExistsError
+    ):  # ours from an earlier attempt, or somebody else's: checked below
         os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:
-        pass  # ours from an earlier attempt, or somebody else's: the check below tells
     try:
         descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise ConfigError(f"{shown / name} is a link or no directory; remove it or choose another staging.dir") from error
+            raise ConfigError(
+                f"{shown / name} is a link or no directory; remove it or choose another staging.dir"
+            ) from error
         raise
     found = os.fstat(descriptor)
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(descriptor)
         raise ConfigError(
-            f"{shown / name} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; it must belong to "
-            f"uid {os.getuid()} with mode 0700, because others could plant data there: remove it or choose another staging.dir"
+            f"{shown / name} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; it must belong "
+            f"to uid {os.getuid()} with mode 0700, because others could plant data there: remove it or choose another "
+            "staging.dir"
         )
     return descriptor
 

@@ -18,6 +18,7 @@ from hpctrain.resilience.faults import fault_point
 from hpctrain.staging.mirror import Mirror
 
 Warn = Callable[[str], None]
+Stored = bytes | bytearray | memoryview
 
 
 @dataclasses.dataclass
@@ -40,7 +41,7 @@ class StagedSource:
         self.writable = True
         """False once the mirror took no more."""
 
-    def read(self, index: ChunkIndex, chunk: int) -> bytes | memoryview:
+    def read(self, index: ChunkIndex, chunk: int) -> Stored:
         """The stored bytes of a chunk, verified. Raises what the shared source raises."""
         local = self._read_local(index, chunk)
         if local is not None:
@@ -65,7 +66,8 @@ class StagedSource:
             self._stop_writing(f"reading the mirror failed: {error}")
             return None
         if xxhash.xxh3_64_intdigest(stored) != int(index.digests[chunk]):
-            return self._damaged(index, chunk)
+            self._damaged(index, chunk)
+            return None
         with self._lock:
             self.counters.local_bytes += len(stored)
         return stored
@@ -82,7 +84,7 @@ class StagedSource:
         if self.writable:
             self._mirror.forget(index, chunk)
 
-    def _write_local(self, index: ChunkIndex, chunk: int, stored: bytes | memoryview) -> None:
+    def _write_local(self, index: ChunkIndex, chunk: int, stored: Stored) -> None:
         if not self.writable:
             return
         try:

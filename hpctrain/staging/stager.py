@@ -56,5 +56,5 @@ class Stager:
                         return
                     self._source.stage(index, stored)
             self._done()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - kept in `error`; training reads the same and reports it
             self.error = error

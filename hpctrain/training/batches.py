@@ -37,4 +37,6 @@ def hash_samples(step: int, lane: int, samples: NDArray[np.int64]) -> int:
 
 def chain_samples(digest: str, step: int, sample_hash: int) -> str:
     """The samples digest after one more step."""
-    return xxhash.xxh3_128_hexdigest(bytes.fromhex(digest) + step.to_bytes(8, "little") + sample_hash.to_bytes(8, "little"))
+    return xxhash.xxh3_128_hexdigest(
+        bytes.fromhex(digest) + step.to_bytes(8, "little") + sample_hash.to_bytes(8, "little")
+    )

@@ -1,4 +1,4 @@
-"""The data of a run, seen from one rank: the packed sets, opened once and broadcast, and the road from disk to batch."""
+"""The data of a run, seen from one rank: the packed sets, opened once and broadcast, and the road to the batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class PackedSets:
     @property
     def identity(self) -> dict[str, str | None]:
         """What a restart compares."""
-        return {"train": self.train.identity, "evaluate": self.evaluate and self.evaluate.identity}
+        return {
+            "train": self.train.identity,
+            "evaluate": None if self.evaluate is None else self.evaluate.identity,
+        }
 
 
 def open_sets(config: RunConfig) -> PackedSets:
@@ -67,7 +70,9 @@ def open_sets(config: RunConfig) -> PackedSets:
 def make_plan(config: RunConfig, packed: PackedSet) -> Plan:
     """The plan of a run."""
     lanes = config.lanes
-    return Plan(packed.chunk_sizes, lanes.num_lanes, lanes.lane_batch, config.train.seed, config.data.window_chunks)
+    return Plan(
+        packed.chunk_sizes, lanes.num_lanes, lanes.lane_batch, config.train.seed, config.data.window_chunks
+    )
 
 
 def io_threads(config: RunConfig, ranks_on_node: int) -> int:
@@ -81,7 +86,9 @@ def io_threads(config: RunConfig, ranks_on_node: int) -> int:
 class DataPath:
     """Shared file -> mirror -> decoded chunk -> batch, for this rank's lanes. A context manager."""
 
-    def __init__(self, config: RunConfig, packed: PackedSet, plan: Plan, world: World, cursor: Cursor, emit: Emit) -> None:
+    def __init__(
+        self, config: RunConfig, packed: PackedSet, plan: Plan, world: World, cursor: Cursor, emit: Emit
+    ) -> None:
         self._config, self._packed, self._plan, self._world, self._emit = config, packed, plan, world, emit
         self._stack = ExitStack()
         self.files = FileSource()
@@ -108,7 +115,9 @@ class DataPath:
         expanded = Path(os.path.expandvars(directory)).expanduser()
         mirror = Mirror(expanded, self._packed)
         self._stack.callback(mirror.close)
-        self.source = self.staged = StagedSource(self.files, mirror, lambda text: self._emit("warning", message=text))
+        self.source = self.staged = StagedSource(
+            self.files, mirror, lambda text: self._emit("warning", message=text)
+        )
         order = self._plan.staging_order(epochs, self._world.lanes)
         stager = Stager(self._packed, self.staged, order, lambda: self._report_staged(mirror))
         self._stack.callback(stager.close)

@@ -88,7 +88,9 @@ class Evaluator:
         chunk_of = np.searchsorted(starts, samples, side="right") - 1
         chunks = np.unique(chunk_of).tolist()
         with ThreadPoolExecutor(2, thread_name_prefix="evaluate") as pool:
-            decoded = list(pool.map(lambda chunk: read_sample_chunk(self._packed, self._source, chunk), chunks))
+            decoded = list(
+                pool.map(lambda chunk: read_sample_chunk(self._packed, self._source, chunk), chunks)
+            )
         pieces = []
         for chunk, fields in zip(chunks, decoded, strict=True):
             positions = np.flatnonzero(chunk_of == chunk)

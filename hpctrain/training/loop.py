@@ -195,9 +195,13 @@ def _lane_loss(run: Run, lane: LaneBatch) -> tuple[Tensor, float]:
             f"{type(run.task).__name__}.loss returned {type(result).__name__}; it must return (mean loss, weight)"
         ) from error
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        raise ConfigError(f"{type(run.task).__name__}.loss: the mean must be a scalar tensor with a gradient, got {loss!r}")
+        raise ConfigError(
+            f"{type(run.task).__name__}.loss: the mean must be a scalar tensor with a gradient, got {loss!r}"
+        )
     if not (weight > 0 and math.isfinite(weight)):
-        raise ConfigError(f"{type(run.task).__name__}.loss: weight = {weight}; it must be finite and more than 0")
+        raise ConfigError(
+            f"{type(run.task).__name__}.loss: weight = {weight}; it must be finite and more than 0"
+        )
     return loss.float().reshape(()), weight
 
 
@@ -248,7 +252,9 @@ class _Progress:
         run, now = self._run, time.monotonic()
         self._samples += verdict.samples
         elapsed_s = now - self._said_s
-        if run.world.is_root and (elapsed_s >= self.INTERVAL_S or run.cursor.step in (run.restored_step + 1, run.total_steps)):
+        if run.world.is_root and (
+            elapsed_s >= self.INTERVAL_S or run.cursor.step in (run.restored_step + 1, run.total_steps)
+        ):
             run.events.emit(
                 "step",
                 step=run.cursor.step,

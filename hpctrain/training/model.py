@@ -21,10 +21,14 @@ def build_model(task: Task, config: RunConfig, world: World, device: torch.devic
     seed_model(config.train.seed)
     model = task.model()
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{type(task).__name__}.model() returned {type(model).__name__}; it must return a torch.nn.Module")
+        raise ConfigError(
+            f"{type(task).__name__}.model() returned {type(model).__name__}; it must return a torch.nn.Module"
+        )
     _refuse_batch_statistics(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"{type(task).__name__}.model() has no parameter that requires a gradient: nothing to train")
+        raise ConfigError(
+            f"{type(task).__name__}.model() has no parameter that requires a gradient: nothing to train"
+        )
     _broadcast(model, world)
     return model.to(device)
 
@@ -37,7 +41,9 @@ def build_optimizer(task: Task, model: nn.Module, config: RunConfig) -> torch.op
         train = config.train
         return torch.optim.AdamW(parameters, lr=train.learning_rate, weight_decay=train.weight_decay)
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError("LBFGS evaluates the loss inside its step, which distributed lanes do not allow; take another")
+        raise ConfigError(
+            "LBFGS evaluates the loss inside its step, which distributed lanes do not allow; take another"
+        )
     return optimizer
 
 
@@ -52,8 +58,8 @@ def _refuse_batch_statistics(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ConfigError(
-                f"layer {name or 'model'!r} is {type(module).__name__}: its statistics would depend on which rank computes "
-                "which lane, and differ between ranks; use GroupNorm or LayerNorm"
+                f"layer {name or 'model'!r} is {type(module).__name__}: its statistics would depend on which rank "
+                "computes which lane, and differ between ranks; use GroupNorm or LayerNorm"
             )
 
 

@@ -37,7 +37,9 @@ def fingerprint(compute_threads: int, allreduce: str) -> Fingerprint:
 
 def differences(a: Fingerprint, b: Fingerprint) -> list[str]:
     """Entries that differ, as `key: a -> b`."""
-    return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+    return [
+        f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)
+    ]
 
 
 def compare_with_run(run_dir: Path, mine: Fingerprint) -> list[str]:

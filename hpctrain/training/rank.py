@@ -56,7 +56,9 @@ class Attempt:
         self.rank = launcher_rank()
         (self.directory / "ranks").mkdir(parents=True, exist_ok=True)
         identity = {"host": socket.gethostname(), "pid": os.getpid()}
-        (self.directory / "ranks" / f"{self.rank}.pid.json").write_text(json.dumps(identity), encoding="utf-8")
+        (self.directory / "ranks" / f"{self.rank}.pid.json").write_text(
+            json.dumps(identity), encoding="utf-8"
+        )
         self.start: dict[str, Any] = json.loads((self.directory / "start.json").read_bytes())
         self.config: RunConfig = parse_run(tomllib.loads((run_dir / "run.toml").read_text(encoding="utf-8")))
         self.events = EventLog(self.directory / "events" / f"rank-{self.rank}.jsonl")
@@ -95,7 +97,7 @@ def main(arguments: list[str]) -> NoReturn:
         faults.configure(attempt.rank, attempt.number)
         faults.fault_point("start")
         finished = run_rank(attempt)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the rank ends with a record of it
         _abort(attempt, error)
     sys.exit(_leave_together(attempt, FailureClass.DONE if finished else FailureClass.LEAVE))
 
@@ -157,9 +159,13 @@ def run_rank(attempt: Attempt) -> bool:
 def _announce(attempt: Attempt, world: World) -> None:
     """Say what this attempt runs on, and what differs between ranks or from the run's first attempt."""
     if world.rank != attempt.rank:
-        attempt.events.emit("warning", message=f"the launcher calls this rank {attempt.rank}, MPI calls it {world.rank}")
+        attempt.events.emit(
+            "warning", message=f"the launcher calls this rank {attempt.rank}, MPI calls it {world.rank}"
+        )
     config, warnings = attempt.config, []
-    mine = fingerprint(config.precision.compute_threads, os.environ.get("HPCTRAIN_ALLREDUCE", config.comm.allreduce))
+    mine = fingerprint(
+        config.precision.compute_threads, os.environ.get("HPCTRAIN_ALLREDUCE", config.comm.allreduce)
+    )
     all_prints = world.comm.allgather(mine)
     for rank, other in enumerate(all_prints):
         if found := differences(all_prints[0], other):
@@ -167,11 +173,13 @@ def _announce(attempt: Attempt, world: World) -> None:
     efficiency = lane_efficiency(config.lanes.num_lanes, world.size)
     if efficiency < 1:
         warnings.append(
-            f"{config.lanes.num_lanes} lanes on {world.size} ranks are uneven: {1 - efficiency:.0%} of the rank time is idle"
+            f"{config.lanes.num_lanes} lanes on {world.size} ranks: {1 - efficiency:.0%} of the rank time is idle"
         )
     if world.is_root:
         if found := compare_with_run(attempt.run_dir, mine):
-            warnings.append(f"the run began on other numerics, bits may differ from here on: {'; '.join(found)}")
+            warnings.append(
+                f"the run began on other numerics, bits may differ from here on: {'; '.join(found)}"
+            )
         attempt.events.emit("start", attempt=attempt.number, ranks=world.size, numerics=mine)
         for text in warnings:
             attempt.events.emit("warning", message=text)
@@ -202,7 +210,9 @@ def _restore(attempt: Attempt, world: World, store: CheckpointStore) -> Snapshot
     found = restore_newest(store, admissible, world.rank, world.size, world.comm.allgather, refused)
     if found is None:
         if admissible and world.is_root:
-            attempt.events.emit("warning", message=f"none of {len(admissible)} checkpoints can be read: beginning from step 0")
+            attempt.events.emit(
+                "warning", message=f"none of {len(admissible)} checkpoints can be read: beginning from step 0"
+            )
         return None
     name, snapshot = found
     if world.is_root:
@@ -211,7 +221,13 @@ def _restore(attempt: Attempt, world: World, store: CheckpointStore) -> Snapshot
 
 
 def _evaluator(
-    attempt: Attempt, world: World, task: Task, model: torch.nn.Module, sets: PackedSets, data: DataPath, device: torch.device
+    attempt: Attempt,
+    world: World,
+    task: Task,
+    model: torch.nn.Module,
+    sets: PackedSets,
+    data: DataPath,
+    device: torch.device,
 ) -> Evaluator | None:
     if sets.evaluate is None or not has_evaluate(task):
         return None

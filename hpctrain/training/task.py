@@ -99,13 +99,17 @@ def load_task(name: str, options: dict[str, Any], folder: Path) -> Task:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise ConfigError(
-            f"task.name = {name!r}: importing {module_name} failed: {type(error).__name__}: {error}; it was looked up in "
-            f"{folder} and in the installed packages"
+            f"task.name = {name!r}: importing {module_name} failed: {type(error).__name__}: {error}; it was looked up "
+            f"in {folder} and in the installed packages"
         ) from error
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, Task)):
-        near = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
-        raise ConfigError(f"task.name = {name!r}: {module.__name__} has no Task of that name; it has {near or 'none'}")
+        near = [
+            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)
+        ]
+        raise ConfigError(
+            f"task.name = {name!r}: {module.__name__} has no Task of that name; it has {near or 'none'}"
+        )
     try:
         return kind(**options)
     except TypeError as error:

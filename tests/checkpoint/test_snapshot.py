@@ -52,13 +52,17 @@ def test_training_goes_on_as_if_nothing_had_happened(name: str) -> None:
     document = json.loads(json.dumps(snapshot.optimizer))
     other = net()
     other_optimizer = OPTIMIZERS[name](other.parameters())
-    put_snapshot(type(snapshot)(snapshot.cursor, copy.deepcopy(snapshot.tensors), document), other, other_optimizer)
+    put_snapshot(
+        type(snapshot)(snapshot.cursor, copy.deepcopy(snapshot.tensors), document), other, other_optimizer
+    )
     for seed in range(3, 6):
         step(model, optimizer, seed)
         step(other, other_optimizer, seed)
     assert weights_digest(model) == weights_digest(other)
     cursor = Cursor(6, 2, 0)
-    assert state_digest(take_snapshot(model, optimizer, cursor)) == state_digest(take_snapshot(other, other_optimizer, cursor))
+    assert state_digest(take_snapshot(model, optimizer, cursor)) == state_digest(
+        take_snapshot(other, other_optimizer, cursor)
+    )
 
 
 def test_a_snapshot_does_not_change_when_training_goes_on() -> None:

@@ -14,7 +14,12 @@ from torch import nn
 
 from hpctrain.checkpoint.restore import restore_newest
 from hpctrain.checkpoint.snapshot import Cursor, Snapshot, state_digest, take_snapshot
-from hpctrain.checkpoint.store import CheckpointRefused, CheckpointStore, checkpoint_name, parse_checkpoint_name
+from hpctrain.checkpoint.store import (
+    CheckpointRefused,
+    CheckpointStore,
+    checkpoint_name,
+    parse_checkpoint_name,
+)
 from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.errors import StorageError
 from hpctrain.resilience import faults
@@ -53,7 +58,9 @@ def test_what_is_committed_comes_back(store: CheckpointStore) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("damage", ["first byte", "middle byte", "last byte", "truncated", "longer", "gone", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["first byte", "middle byte", "last byte", "truncated", "longer", "gone", "empty"]
+)
 def test_damage_anywhere_is_refused_with_the_file(store: CheckpointStore, file: str, damage: str) -> None:
     name = store.commit(snapshot(1)).name
     path = store.directory / name / file
@@ -127,7 +134,13 @@ def test_committing_twice_keeps_the_first(store: CheckpointStore) -> None:
     assert (path / "manifest.json").stat().st_mtime_ns == before
 
 
-POINTS = ["checkpoint.write", "checkpoint.manifest", "checkpoint.rename", "checkpoint.committed", "checkpoint.prune"]
+POINTS = [
+    "checkpoint.write",
+    "checkpoint.manifest",
+    "checkpoint.rename",
+    "checkpoint.committed",
+    "checkpoint.prune",
+]
 KILLED = """
 import sys
 from pathlib import Path
@@ -190,7 +203,11 @@ def test_a_disk_really_full(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "checkpoints")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.stdout.startswith("refused checkpoint of step 3"), done.stderr
     assert os.listdir(tmp_path / "checkpoints") == []
@@ -201,7 +218,9 @@ class Reports(list):
         self.append((kind, fields))
 
 
-def test_the_writer_keeps_training_when_a_save_fails(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_keeps_training_when_a_save_fails(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reports = Reports()
     writer = CheckpointWriter(store, keep=2, report=reports)
     monkeypatch.setenv("HPCTRAIN_FAULTS", "enospc@checkpoint.rename:step=2")
@@ -216,7 +235,10 @@ def test_the_writer_keeps_training_when_a_save_fails(store: CheckpointStore, mon
         monkeypatch.delenv("HPCTRAIN_FAULTS")
         faults.configure(0, 2)
     assert [(kind, fields["step"]) for kind, fields in reports] == [
-        ("checkpoint", 1), ("checkpoint_failed", 2), ("checkpoint", 3), ("checkpoint", 4)
+        ("checkpoint", 1),
+        ("checkpoint_failed", 2),
+        ("checkpoint", 3),
+        ("checkpoint", 4),
     ]
     assert store.committed() == [checkpoint_name(4, 2), checkpoint_name(3, 2)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,11 +40,15 @@ def source() -> Iterator[FileSource]:
 def check_values(lane_samples: np.ndarray, fields: dict, arrays: dict) -> None:
     assert np.array_equal(fields["number"], lane_samples)
     assert np.array_equal(fields["image"], arrays["image"][lane_samples])
-    assert [fields["text"].text(i) for i in range(len(lane_samples))] == [arrays["text"].text(i) for i in lane_samples]
+    assert [fields["text"].text(i) for i in range(len(lane_samples))] == [
+        arrays["text"].text(i) for i in lane_samples
+    ]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 50), st.integers(1, 5), st.integers(1, 3), st.data())
+@given(
+    st.integers(1, 6), st.integers(1, 40), st.integers(1, 50), st.integers(1, 5), st.integers(1, 3), st.data()
+)
 def test_every_batch_is_the_plans(
     packed: PackedSet, lanes: int, batch: int, window: int, prefetch: int, threads: int, data: st.DataObject
 ) -> None:
@@ -96,11 +99,18 @@ class FailingSource(CountingSource):
         return super().read(index, chunk)
 
 
-def test_an_error_of_a_thread_is_raised_in_the_loop_and_ends_the_threads(packed: PackedSet, source: FileSource) -> None:
+def test_an_error_of_a_thread_is_raised_in_the_loop_and_ends_the_threads(
+    packed: PackedSet, source: FileSource
+) -> None:
     plan = Plan(packed.chunk_sizes, 2, 8, 3, 2)
-    with pytest.raises(DataError, match="a bad chunk"), Loader(packed, FailingSource(source), plan, range(2), 2, 2) as loader:
+    with (
+        pytest.raises(DataError, match="a bad chunk"),
+        Loader(packed, FailingSource(source), plan, range(2), 2, 2) as loader,
+    ):
         list(loader.steps(0, 0, 5))
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("loader", "decode"))]
+    assert not [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("loader", "decode"))
+    ]
 
 
 def test_leaving_early_ends_the_threads(packed: PackedSet, source: FileSource) -> None:
@@ -109,7 +119,9 @@ def test_leaving_early_ends_the_threads(packed: PackedSet, source: FileSource) -
     with Loader(packed, source, plan, range(2), 2, 2) as loader:
         next(loader.steps(0, 0, 50))
     assert time.monotonic() - begun < 20
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("loader", "decode"))]
+    assert not [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("loader", "decode"))
+    ]
 
 
 class SlowSource(CountingSource):

@@ -102,7 +102,9 @@ def test_epochs_seeds_and_lanes_differ() -> None:
 
 def test_golden_order() -> None:
     """The order is versioned: these values may only change together with PLAN_VERSION."""
-    assert random_words(0, 3).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F], "SplitMix64"
+    assert random_words(0, 3).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F], (
+        "SplitMix64"
+    )
     plan = Plan(np.array([3, 4, 2, 5], np.int64), 2, 3, 11, 2)
     assert [plan.lane_samples(5, lane).tolist() for lane in (0, 1)] == GOLDEN
     assert permutation(mix_key(1, 2, 3), 8).tolist() == GOLDEN_PERMUTATION
@@ -128,13 +130,21 @@ def test_permutation_positions_are_uniform() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "lanes", "batch", "window", "named"),
-    [([4], 0, 1, 1, "num_lanes"), ([4], 1, 0, 1, "lane_batch"), ([4], 1, 1, 0, "window_chunks"), ([], 1, 1, 1, "empty"), ([0], 1, 1, 1, "empty")],
+    [
+        ([4], 0, 1, 1, "num_lanes"),
+        ([4], 1, 0, 1, "lane_batch"),
+        ([4], 1, 1, 0, "window_chunks"),
+        ([], 1, 1, 1, "empty"),
+        ([0], 1, 1, 1, "empty"),
+    ],
 )
 def test_refusals_name_the_value(sizes: list[int], lanes: int, batch: int, window: int, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Plan(np.array(sizes, np.int64), lanes, batch, 0, window)
 
 
-@pytest.mark.parametrize(("lanes", "ranks", "expected"), [(8, 3, [3, 3, 2]), (4, 4, [1, 1, 1, 1]), (5, 1, [5])])
+@pytest.mark.parametrize(
+    ("lanes", "ranks", "expected"), [(8, 3, [3, 3, 2]), (4, 4, [1, 1, 1, 1]), (5, 1, [5])]
+)
 def test_deal(lanes: int, ranks: int, expected: list[int]) -> None:
     assert [len(part) for part in deal_lanes(lanes, ranks)] == expected

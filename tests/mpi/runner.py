@@ -28,7 +28,7 @@ def main(result: Path, folder: Path) -> None:
         error = None
         try:
             body(world, folder / name)
-        except Exception:
+        except Exception:  # noqa: BLE001 - reported as this body's failure
             error = f"rank {world.rank}: {traceback.format_exc()}"
         outcome[name] = [text for text in world.comm.allgather(error) if text]
     if world.is_root:

@@ -20,7 +20,14 @@ ROOT = Path(__file__).parents[2]
 @cache
 def outcome(ranks: int, folder: Path) -> dict[str, list[str]]:
     result = folder / f"bodies-{ranks}.json"
-    command = [*mpirun(ranks), sys.executable, "-m", "tests.mpi.runner", str(result), str(folder / str(ranks))]
+    command = [
+        *mpirun(ranks),
+        sys.executable,
+        "-m",
+        "tests.mpi.runner",
+        str(result),
+        str(folder / str(ranks)),
+    ]
     done = subprocess.run(command, cwd=ROOT, timeout=DEADLINE_S, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(result.read_text())

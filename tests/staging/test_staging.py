@@ -54,7 +54,10 @@ class Staging:
         self.done += 1
 
     def everything(self) -> list[dict]:
-        return [read_sample_chunk(self.packed, self.source, chunk) for chunk in range(len(self.packed.chunk_sizes))]
+        return [
+            read_sample_chunk(self.packed, self.source, chunk)
+            for chunk in range(len(self.packed.chunk_sizes))
+        ]
 
 
 @pytest.fixture
@@ -72,11 +75,17 @@ def same(a: list[dict], b: list[dict]) -> bool:
 
 
 def stored_bytes(packed: PackedSet) -> int:
-    return sum(int(index.sizes.sum()) for shard in packed.shards for index in [*shard.dense.values(), *shard.flat.values()])
+    return sum(
+        int(index.sizes.sum())
+        for shard in packed.shards
+        for index in [*shard.dense.values(), *shard.flat.values()]
+    )
 
 
 def test_once_staged_nothing_is_read_from_the_shared_file(staging: Staging, source: FileSource) -> None:
-    expected = [read_sample_chunk(staging.packed, source, chunk) for chunk in range(len(staging.packed.chunk_sizes))]
+    expected = [
+        read_sample_chunk(staging.packed, source, chunk) for chunk in range(len(staging.packed.chunk_sizes))
+    ]
     staging.stage_all()
     assert staging.done == 1
     assert staging.source.counters.shared_bytes == stored_bytes(staging.packed)
@@ -113,7 +122,11 @@ def test_chunks_are_staged_in_first_use_order(staging: Staging) -> None:
     present = [
         chunk
         for chunk in range(len(staging.packed.chunk_sizes))
-        if all(staging.mirror.has(index, stored) for index, stored in stored_chunks(staging.packed, chunk) if index.dataset == "image")
+        if all(
+            staging.mirror.has(index, stored)
+            for index, stored in stored_chunks(staging.packed, chunk)
+            if index.dataset == "image"
+        )
     ]
     assert sorted(present) == sorted(order[:4])
 
@@ -144,7 +157,9 @@ def test_a_mirror_file_cut_short_is_read_around(staging: Staging) -> None:
     assert same(staging.everything(), expected)
 
 
-def test_a_map_that_outran_its_data_is_found_out(tmp_path: Path, packed: PackedSet, source: FileSource) -> None:
+def test_a_map_that_outran_its_data_is_found_out(
+    tmp_path: Path, packed: PackedSet, source: FileSource
+) -> None:
     """After a power cut the map may say present where the data never reached the disk."""
     staging = Staging(tmp_path / "ssd", packed, source)
     (staging.mirror.path / "present.map").write_bytes(b"\1" * staging.mirror.num_chunks)
@@ -202,7 +217,11 @@ def test_a_really_full_disk(tmp_path: Path, packed: PackedSet, source: FileSourc
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(packed.root), str(tmp_path / "ssd")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("WARNING") == 1
@@ -248,6 +267,9 @@ def test_stored_chunks_cover_ragged_rows(packed: PackedSet) -> None:
         shard = packed.shards[shard_number]
         index: ChunkIndex = shard.flat["text"]
         first = row * packed.chunk_samples
-        begin, end = shard.offsets["text"][first], shard.offsets["text"][first + int(packed.chunk_sizes[chunk])]
+        begin, end = (
+            shard.offsets["text"][first],
+            shard.offsets["text"][first + int(packed.chunk_sizes[chunk])],
+        )
         flat = [stored for found, stored in stored_chunks(packed, chunk) if found.dataset == index.dataset]
         assert flat == list(range(begin // index.chunk_shape[0], -(-end // index.chunk_shape[0])))
