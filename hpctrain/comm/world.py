@@ -123,8 +123,8 @@ def _explain_size(size: int, num_ranks: int) -> str:
         return f"{found}: start the job with the same number as `-n`"
     return (
         f"{found}: every process is alone in its own world. The launcher and the MPI library of this "
-        "environment do not speak the same protocol: use the mpirun that belongs to the library below, or under Slurm `srun --mpi=pmix` "
-        f"(see `srun --mpi=list`). Library: {', '.join(mapped_libmpi()) or 'not found'}"
+        "environment do not speak the same protocol: use the mpirun that belongs to the library below, or under Slurm "
+        f"`srun --mpi=pmix` (see `srun --mpi=list`). Library: {', '.join(mapped_libmpi()) or 'not found'}"
     )
 
 
@@ -145,6 +145,6 @@ def _check_one_libmpi() -> None:
     libraries = {os.path.realpath(path) for path in mapped_libmpi()}
     if len(libraries) > 1:
         raise ConfigError(
-            f"mpi4py and Horovod use different MPI libraries in a process: {', '.join(sorted(libraries))}; rebuild "
+            f"mpi4py and Horovod use different MPI libraries: {', '.join(sorted(libraries))}; rebuild "
             "Horovod for the one you launch with: `hpctrain build-horovod --force` (MPICXX selects the compiler wrapper)"
         )

@@ -240,21 +240,22 @@ def _evaluation_due(run: Run) -> bool:
 
 
 class _Progress:
-    """Says on rank 0 how training goes: one event per second at most, and the last step."""
+    """Says on rank 0 how training goes: often at first, then every two seconds, and the last step."""
 
-    INTERVAL_S = 1.0
+    SHARE, SHORTEST_S, LONGEST_S = 0.02, 0.1, 2.0
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._said_s, self._samples = time.monotonic(), 0
+        self._begun_s = self._said_s = time.monotonic()
+        self._samples = 0
 
     def after_step(self, verdict: StepVerdict) -> None:
         run, now = self._run, time.monotonic()
         self._samples += verdict.samples
         elapsed_s = now - self._said_s
-        if run.world.is_root and (
-            elapsed_s >= self.INTERVAL_S or run.cursor.step in (run.restored_step + 1, run.total_steps)
-        ):
+        interval_s = min(self.LONGEST_S, max(self.SHORTEST_S, self.SHARE * (now - self._begun_s)))
+        at_an_end = run.cursor.step in (run.restored_step + 1, run.total_steps)
+        if run.world.is_root and (elapsed_s >= interval_s or at_an_end):
             run.events.emit(
                 "step",
                 step=run.cursor.step,
