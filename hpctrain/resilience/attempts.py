@@ -1,0 +1,222 @@
+"""The ledger of attempts: `attempts/aNNNN/`, numbered by exclusive creation; what began, and how it ended.
+
+The number fences everything an attempt writes. A checkpoint carries the number of its attempt in its name,
+and an attempt restores only what its start record lists, so what a forgotten process writes late is never
+read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpctrain.errors import StorageError
+from hpctrain.resilience.exits import FailureClass
+
+ATTEMPT_VARIABLE = "HPCTRAIN_ATTEMPT_DIR"
+"""Environment variable of all processes of an attempt: tells which attempt a stray process belongs to."""
+
+_ATTEMPT_NAME = re.compile(r"a(\d{4,})")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{9,})-a(\d{4,})")
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """`start.json`: who launched the attempt, and the checkpoints it may restore (newest first)."""
+
+    attempt: int
+    num_ranks: int
+    checkpoints: list[str]
+    task_dir: str
+    host: str
+    pid: int
+    boot_id: str
+    nodes: list[str]
+    started_unix_s: float
+    version: str
+
+
+@dataclass(frozen=True)
+class EndSummary:
+    """`end.json`: the supervisor's verdict. Steps are committed ones (0: none); `reason` is one sentence.
+
+    `ranks` has one entry per rank with its class, code, exception, message, step and phase; `launcher_says`
+    quotes the launcher's log as found.
+    """
+
+    attempt: int
+    failure: FailureClass
+    code: int
+    reason: str
+    blamed_rank: int | None
+    blamed_node: str | None
+    asked_to_leave: bool
+    step_before: int
+    step_after: int
+    ranks: list[dict[str, Any]]
+    launcher_code: int | None
+    launcher_says: str | None
+    started_unix_s: float
+    ended_unix_s: float
+
+    @property
+    def steps_gained(self) -> int:
+        """Committed steps that the next attempt need not do again."""
+        return self.step_after - self.step_before
+
+
+class Attempt(NamedTuple):
+    """One attempt as found on disk; without an end it died with its supervisor, or is running."""
+
+    number: int
+    path: Path
+    start: StartRecord | None
+    end: EndSummary | None
+
+
+class CheckpointName(NamedTuple):
+    """What the name of a committed checkpoint says; sorts by step, then by attempt."""
+
+    step: int
+    attempt: int
+    name: str
+
+
+def attempt_dir(run_dir: Path, number: int) -> Path:
+    """The directory of attempt `number`."""
+    return run_dir / "attempts" / f"a{number:04d}"
+
+
+def next_attempt(run_dir: Path) -> int:
+    """Take the next number by creating its directory; two callers never get the same one."""
+    parent = run_dir / "attempts"
+    parent.mkdir(parents=True, exist_ok=True)
+    number = max(_numbers(parent), default=0) + 1
+    while True:
+        try:
+            attempt_dir(run_dir, number).mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        for name in ("ranks", "events", "logs"):
+            (attempt_dir(run_dir, number) / name).mkdir()
+        return number
+
+
+def list_attempts(run_dir: Path) -> list[Attempt]:
+    """All attempts of a run, the oldest first."""
+    return [_load_attempt(run_dir, number) for number in sorted(_numbers(run_dir / "attempts"))]
+
+
+def write_start(run_dir: Path, record: StartRecord) -> None:
+    """Write `start.json` durably."""
+    write_json(attempt_dir(run_dir, record.attempt) / "start.json", asdict(record))
+
+
+def write_end(run_dir: Path, summary: EndSummary) -> None:
+    """Write `end.json` durably, with the steps gained spelt out for readers."""
+    content = {**asdict(summary), "steps_gained": summary.steps_gained}
+    write_json(attempt_dir(run_dir, summary.attempt) / "end.json", content)
+
+
+def read_start(directory: Path) -> StartRecord | None:
+    """The start record in an attempt's directory, or None."""
+    raw = read_json(directory / "start.json")
+    try:
+        return None if raw is None else StartRecord(**raw)
+    except TypeError:
+        return None
+
+
+def read_end(directory: Path) -> EndSummary | None:
+    """The end record in an attempt's directory, or None."""
+    raw = read_json(directory / "end.json")
+    try:
+        if raw is None:
+            return None
+        raw.pop("steps_gained", None)
+        return EndSummary(**{**raw, "failure": FailureClass(raw["failure"])})
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def committed_checkpoints(run_dir: Path) -> list[CheckpointName]:
+    """Checkpoints that were committed (renamed into place with a manifest), the newest first."""
+    try:
+        names = [path.name for path in (run_dir / "checkpoints").iterdir()]
+    except FileNotFoundError:
+        return []
+    matches = [match for name in names if (match := _CHECKPOINT_NAME.fullmatch(name))]
+    found = [CheckpointName(int(match[1]), int(match[2]), match[0]) for match in matches]
+    return sorted((item for item in found if _has_manifest(run_dir, item.name)), reverse=True)
+
+
+def admissible_checkpoints(run_dir: Path, attempt: int) -> list[str]:
+    """What `attempt` may restore, the newest first.
+
+    These are the committed checkpoints of the previous attempt, and those which that attempt was itself
+    allowed to restore. The previous attempt is the latest with a start record: one without launched
+    nothing.
+    """
+    starts = [
+        item.start for item in list_attempts(run_dir) if item.number < attempt and item.start is not None
+    ]
+    if not starts:
+        return []
+    previous = starts[-1]
+    listed = set(previous.checkpoints)
+    committed = committed_checkpoints(run_dir)
+    return [item.name for item in committed if item.attempt == previous.attempt or item.name in listed]
+
+
+def newest_step(names: list[str]) -> int:
+    """The highest step among checkpoint names; 0 where there are none."""
+    return max((int(match[1]) for name in names if (match := _CHECKPOINT_NAME.fullmatch(name))), default=0)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace `path` whole or not at all, durably; raises `StorageError` naming the file."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            json.dump(content, stream, indent=1)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"{path}: cannot be written: {error.strerror}; free space or mend it, then run again"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None where the file is missing, torn or holds something else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _numbers(parent: Path) -> list[int]:
+    try:
+        names = [path.name for path in parent.iterdir()]
+    except FileNotFoundError:
+        return []
+    return [int(match[1]) for name in names if (match := _ATTEMPT_NAME.fullmatch(name))]
+
+
+def _load_attempt(run_dir: Path, number: int) -> Attempt:
+    path = attempt_dir(run_dir, number)
+    return Attempt(number, path, read_start(path), read_end(path))
+
+
+def _has_manifest(run_dir: Path, name: str) -> bool:
+    return (run_dir / "checkpoints" / name / "manifest.json").is_file()
