@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
-import time
-import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,82 +21,34 @@ from hpctrain.checkpoint.store import CheckpointStore
 from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.comm.guard import LockstepGuard
 from hpctrain.comm.reducer import GradientReducer
-from hpctrain.comm.world import World, lane_efficiency, start_world, stop_world
-from hpctrain.config import RunConfig, parse_run
-from hpctrain.observe.events import EventLog
+from hpctrain.comm.world import World, lane_efficiency, start_world
 from hpctrain.resilience import faults
-from hpctrain.resilience.exits import EndRecord, FailureClass, write_end_record
-from hpctrain.resilience.signals import StopFlag, die_with_parent
-from hpctrain.resilience.watchdog import Watchdog
+from hpctrain.resilience.exits import FailureClass
+from hpctrain.resilience.signals import die_with_parent
+from hpctrain.training.attempt import Attempt
 from hpctrain.training.data_path import DataPath, PackedSets, check_identity, make_plan, on_root, open_sets
 from hpctrain.training.evaluation import Evaluator
 from hpctrain.training.loop import Run, train
 from hpctrain.training.model import build_model, build_optimizer, choose_device
 from hpctrain.training.numerics import compare_with_run, differences, fingerprint
-from hpctrain.training.phases import Phases
 from hpctrain.training.result import write_result
 from hpctrain.training.schedule import Schedule
 from hpctrain.training.task import DatasetInfo, Task, has_evaluate, load_task
-
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_PEER_GRACE_S = 2.0
-"""A rank that lost a peer waits so long before it aborts the job: the peer may be writing its record."""
-_ABORT_GRACE_S = 5.0
-
-
-class Attempt:
-    """One launch of this rank: what it was told, and where it reports."""
-
-    def __init__(self, run_dir: Path, number: int) -> None:
-        self.run_dir, self.number = run_dir, number
-        self.directory = run_dir / "attempts" / f"a{number:04d}"
-        self.rank = launcher_rank()
-        (self.directory / "ranks").mkdir(parents=True, exist_ok=True)
-        identity = {"host": socket.gethostname(), "pid": os.getpid()}
-        (self.directory / "ranks" / f"{self.rank}.pid.json").write_text(
-            json.dumps(identity), encoding="utf-8"
-        )
-        self.start: dict[str, Any] = json.loads((self.directory / "start.json").read_bytes())
-        self.config: RunConfig = parse_run(tomllib.loads((run_dir / "run.toml").read_text(encoding="utf-8")))
-        self.events = EventLog(self.directory / "events" / f"rank-{self.rank}.jsonl")
-        limits = self.config.resilience
-        self.watchdog = Watchdog(self.directory, self.rank, limits.hang_timeout_s, limits.start_timeout_s)
-        self.phases = Phases(self.watchdog)
-        self.stop = StopFlag()
-
-    def end(self, failure: FailureClass) -> None:
-        """Record an orderly end."""
-        phase, step = self.watchdog.current
-        write_end_record(self.directory, EndRecord.now(self.rank, failure, step=step, phase=phase))
-
-    def fail(self, error: BaseException) -> EndRecord:
-        """Record an error."""
-        phase, step = self.watchdog.current
-        record = EndRecord.of_error(self.rank, error, step=step, phase=phase)
-        write_end_record(self.directory, record)
-        self.events.emit("end", failure=record.failure, message=record.message, step=step, phase=phase)
-        return record
-
-
-def launcher_rank() -> int:
-    """This process's rank as the launcher says, before MPI is initialised; 0 where no launcher says anything."""
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Run one rank; exits with the code of its end record."""
     die_with_parent()
     attempt = Attempt(Path(arguments[0]), int(arguments[1]))
-    attempt.stop.install()
-    attempt.watchdog.start()
-    threading.excepthook = lambda args: _abort(attempt, args.exc_value or RuntimeError("a thread failed"))
+    threading.excepthook = lambda args: attempt.abort(args.exc_value or RuntimeError("a thread failed"))
     try:
+        attempt.open()
         faults.configure(attempt.rank, attempt.number)
         faults.fault_point("start")
         finished = run_rank(attempt)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the rank ends with a record of it
-        _abort(attempt, error)
-    sys.exit(_leave_together(attempt, FailureClass.DONE if finished else FailureClass.LEAVE))
+        attempt.abort(error)
+    sys.exit(attempt.leave_together(FailureClass.DONE if finished else FailureClass.LEAVE))
 
 
 def run_rank(attempt: Attempt) -> bool:
@@ -235,27 +184,3 @@ def _evaluator(
     return Evaluator(
         task, model, sets.evaluate, data.files, world, config.data.evaluate_batch, config.train.seed, device
     )
-
-
-def _leave_together(attempt: Attempt, failure: FailureClass) -> int:
-    """Record the end on all ranks before any exits: a launcher kills the others at the first non-zero exit."""
-    from mpi4py import MPI
-
-    attempt.end(failure)
-    attempt.watchdog.beat("exit", attempt.watchdog.current[1])
-    stop_world()
-    MPI.COMM_WORLD.Barrier()
-    return failure.exit_code
-
-
-def _abort(attempt: Attempt, error: BaseException) -> NoReturn:
-    """Record the error, then end every rank of the job: this one at the latest when MPI does not do it in time."""
-    record = attempt.fail(error)
-    sys.stderr.write(f"rank {attempt.rank}: {record.traceback or record.message}\n")
-    sys.stderr.flush()
-    if record.failure is FailureClass.PEER:
-        time.sleep(_PEER_GRACE_S)
-    threading.Timer(_ABORT_GRACE_S, os._exit, (record.code or 1,)).start()
-    if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_initialized():
-        sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(record.code or 1)
-    os._exit(record.code or 1)
