@@ -1,0 +1,97 @@
+"""How the samples of a source are laid out in shards and chunks; pure arithmetic over the source and the options."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hpctrain.errors import DataError, UsageError
+from hpctrain.h5.filters import FilterPipeline, pipeline_for
+from hpctrain.h5.options import PackOptions
+from hpctrain.h5.packed import Field
+from hpctrain.h5.sources import Source
+
+_CHUNK_BYTES: Final = 256 << 10
+_MAX_CHUNK_BYTES: Final = 1 << 30  # the filters' own bounds are near 2 GiB
+_MIN_CHUNK_VALUES: Final = 4096
+_OFFSETS_CHUNK: Final = 8192  # 64 KiB
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shapes of everything that is written.
+
+    `shard_samples` samples per shard, `chunk_samples` per chunk of the dense fields; `chunk_values` values per chunk of
+    the flat dataset of each ragged field, `offsets_chunk` offsets per chunk of its offsets; `raw_bytes` of all samples.
+    """
+
+    fields: dict[str, Field]
+    num_samples: int
+    chunk_samples: int
+    shard_samples: int
+    chunk_values: dict[str, int]
+    offsets_chunk: int
+    raw_bytes: int
+
+
+def plan_layout(source: Source, options: PackOptions) -> Layout:
+    """The layout of a source; raises `DataError` when there is nothing to pack, `UsageError` for chunks too large."""
+    num_samples = source.num_samples
+    if num_samples < 1 or not source.fields:
+        raise DataError(f"there is nothing to pack: {num_samples} samples, {len(source.fields)} fields")
+    fields = {name: _stored_field(field, options) for name, field in source.fields.items()}
+    dense_bytes = [sample_bytes(field) for field in fields.values() if field.kind == "dense"]
+    values = {name: source.num_values(name) for name, field in fields.items() if field.kind == "ragged"}
+    raw_bytes = num_samples * sum(dense_bytes)
+    raw_bytes += sum(count * fields[name].dtype.itemsize for name, count in values.items())
+    chunk_samples = _chunk_samples(options, num_samples, max(dense_bytes, default=1))
+    chunk_raw_bytes = max(1.0, raw_bytes / num_samples * chunk_samples)
+    shard_samples = chunk_samples * max(1, int(options.shard_mib * (1 << 20) / chunk_raw_bytes))
+    return Layout(
+        fields=fields,
+        num_samples=num_samples,
+        chunk_samples=chunk_samples,
+        shard_samples=shard_samples,
+        chunk_values={
+            name: _chunk_values(count * chunk_samples // num_samples, fields[name])
+            for name, count in values.items()
+        },
+        offsets_chunk=min(_OFFSETS_CHUNK, min(shard_samples, num_samples) + 1),
+        raw_bytes=raw_bytes,
+    )
+
+
+def sample_bytes(field: Field) -> int:
+    """Raw bytes of one sample of a dense field."""
+    return int(np.prod(field.sample_shape, dtype=np.int64)) * field.dtype.itemsize
+
+
+def chunk_pipeline(field: Field, chunk_shape: tuple[int, ...]) -> FilterPipeline:
+    """The pipeline that chunks of this shape are encoded with."""
+    chunk_bytes = int(np.prod(chunk_shape, dtype=np.int64)) * field.dtype.itemsize
+    return pipeline_for(field.codec, field.dtype, chunk_bytes, chunk_bytes // chunk_shape[0])
+
+
+def _stored_field(field: Field, options: PackOptions) -> Field:
+    dtype = np.dtype(options.store) if options.store and field.dtype.kind == "f" else field.dtype
+    return dataclasses.replace(field, dtype=dtype.newbyteorder("<"), codec=options.codec)
+
+
+def _chunk_samples(options: PackOptions, num_samples: int, largest_bytes: int) -> int:
+    """Samples per chunk, at most as many as there are; `largest_bytes`: of one sample of the largest dense field."""
+    chosen = options.chunk_samples or -(-_CHUNK_BYTES // largest_bytes)
+    chosen = min(chosen, num_samples)
+    if chosen * largest_bytes > _MAX_CHUNK_BYTES:
+        raise UsageError(
+            f"a chunk of {chosen} samples is {chosen * largest_bytes} bytes, but the bound is {_MAX_CHUNK_BYTES}; "
+            "give a smaller --chunk-samples, or smaller samples"
+        )
+    return chosen
+
+
+def _chunk_values(mean_values: int, field: Field) -> int:
+    """Values per chunk of a ragged field: about those of one sample chunk, so that few chunks are read twice."""
+    return min(max(mean_values, _MIN_CHUNK_VALUES), 4 * _CHUNK_BYTES // field.dtype.itemsize)

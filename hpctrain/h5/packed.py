@@ -1,0 +1,274 @@
+"""A packed set: a directory of HDF5 shards and `dataset.json`, its manifest.
+
+The manifest says what the shards must hold; `open_packed` compares the two completely (fields, shapes, types,
+filters, chunk digests), so that what it returns is the set that was packed. No chunk of data is read for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hpctrain.errors import DataError, StorageError
+from hpctrain.h5.chunks import FileSource, read_flat
+from hpctrain.h5.filters import pipeline_for
+from hpctrain.h5.index import REPACK, ChunkIndex, index_dataset, open_h5
+
+MANIFEST: Final = "dataset.json"
+FORMAT: Final = "hpctrain-packed"
+VERSION: Final = 1
+OFFSETS_SUFFIX: Final = "_offsets"
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the samples.
+
+    `dense`: an array of `sample_shape` per sample; `ragged`: 1-D of any length. `mean` and `std` are one
+    number, or one per channel for images; None for ragged fields and for fields with values that are not
+    finite.
+    """
+
+    name: str
+    kind: Literal["dense", "ragged"]
+    dtype: np.dtype[Any]
+    sample_shape: tuple[int, ...]
+    codec: str = "none"
+    mean: tuple[float, ...] | float | None = None
+    std: tuple[float, ...] | float | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the set.
+
+    `dense` has the indexes of the dense fields; of the ragged ones, `flat` has the indexes of their values,
+    `tables` those of their offsets, and `offsets` the offsets themselves, int64 of shape (num_samples + 1,).
+    """
+
+    path: Path
+    num_samples: int
+    dense: dict[str, ChunkIndex]
+    flat: dict[str, ChunkIndex]
+    offsets: dict[str, npt.NDArray[np.int64]]
+    tables: dict[str, ChunkIndex] = dataclass_field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PackedSet:
+    """A packed set, ready to be read; picklable, so that one rank opens it and broadcasts it."""
+
+    root: Path
+    fields: dict[str, Field]
+    shards: tuple[Shard, ...]
+    chunk_samples: int
+    num_samples: int
+    identity: str
+    classes: tuple[str, ...] | None
+
+    @cached_property
+    def chunk_sizes(self) -> npt.NDArray[np.int64]:
+        """Samples in each sample chunk of the whole set, in order; only a shard's last chunk may be short."""
+        sizes: list[int] = []
+        for shard in self.shards:
+            full, rest = divmod(shard.num_samples, self.chunk_samples)
+            sizes += [self.chunk_samples] * full + [rest] * (rest > 0)
+        return np.array(sizes, np.int64)
+
+    @cached_property
+    def _first_chunks(self) -> npt.NDArray[np.int64]:
+        """Number of the first sample chunk of each shard, and the total."""
+        counts = [-(-shard.num_samples // self.chunk_samples) for shard in self.shards]
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+    def locate(self, chunk: int) -> tuple[int, int]:
+        """Shard, and row of the chunk table in it, of a sample chunk; IndexError outside [0, number of chunks)."""
+        if not 0 <= chunk < self._first_chunks[-1]:
+            raise IndexError(f"sample chunk {chunk} of {self._first_chunks[-1]}")
+        shard = int(np.searchsorted(self._first_chunks, chunk, side="right")) - 1
+        return shard, chunk - int(self._first_chunks[shard])
+
+
+def open_packed(root: Path) -> PackedSet:
+    """Open and check a packed set.
+
+    Raises `DataError`, naming the file and the mend, when the manifest or a shard is missing, truncated,
+    damaged, of an unknown version or not what the manifest says; `StorageError` when a file cannot be read.
+    """
+    root = Path(root).absolute()
+    manifest = read_manifest(root)
+    try:
+        fields = {name: _field_from(name, entry) for name, entry in manifest["fields"].items()}
+        with FileSource() as source:
+            shards = tuple(
+                _open_shard(root, entry, fields, int(manifest["chunk_samples"]), source)
+                for entry in manifest["shards"]
+            )
+        classes = manifest["classes"]
+        packed = PackedSet(
+            root,
+            fields,
+            shards,
+            int(manifest["chunk_samples"]),
+            int(manifest["num_samples"]),
+            str(manifest["identity"]),
+            None if classes is None else tuple(classes),
+        )
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise DataError(
+            f"{root / MANIFEST}: not a manifest of version {VERSION}: {error!r}; {REPACK}"
+        ) from error
+    _check_whole(packed)
+    return packed
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    """The manifest of a packed set, with its own digest checked; errors as for `open_packed`."""
+    path = root / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(
+            f"{path}: there is no such file, so {root} is not a packed set; make one with `hpctrain pack SRC {root}`"
+        ) from error
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}; {REPACK}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{path}: not the manifest of a packed set (format {FORMAT!r}); {REPACK}")
+    if manifest.get("version") != VERSION:
+        raise DataError(
+            f"{path}: version {manifest.get('version')!r} of the format is unknown, "
+            f"this hpctrain reads version {VERSION}; read it with a newer hpctrain, or pack the source again"
+        )
+    if manifest.get("manifest_digest") != manifest_digest(manifest):
+        raise DataError(f"{path}: changed since it was packed (its digest does not match); {REPACK}")
+    return manifest
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """xxh3_128 (hex) of the manifest in canonical JSON, without the entry that holds the digest."""
+    content = {key: value for key, value in manifest.items() if key != "manifest_digest"}
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+def identity_of(
+    datasets: Iterable[tuple[str, tuple[int, ...], np.dtype[Any], npt.NDArray[np.uint64]]],
+) -> str:
+    """Identity of a set: xxh3_128 (hex) over name, shape, type and stored-chunk digests of every dataset.
+
+    The datasets come shard by shard, sorted by name within a shard.
+    """
+    hasher = xxhash.xxh3_128()
+    for name, shape, dtype, digests in datasets:
+        hasher.update(f"{name}\0{shape}\0{dtype.str}\0{len(digests)}\0".encode())
+        hasher.update(np.ascontiguousarray(digests, "<u8").tobytes())
+    return hasher.hexdigest()
+
+
+def _field_from(name: str, entry: Mapping[str, Any]) -> Field:
+    def number(value: Any) -> tuple[float, ...] | float | None:
+        return tuple(float(item) for item in value) if isinstance(value, list) else value
+
+    kind: Literal["dense", "ragged"] = "ragged" if entry["kind"] == "ragged" else "dense"
+    shape = tuple(int(extent) for extent in entry["shape"])
+    dtype = np.dtype(entry["dtype"])
+    return Field(name, kind, dtype, shape, entry["codec"], number(entry["mean"]), number(entry["std"]))
+
+
+def _open_shard(
+    root: Path, entry: Mapping[str, Any], fields: Mapping[str, Field], chunk_samples: int, source: FileSource
+) -> Shard:
+    name, num_samples = str(entry["file"]), int(entry["num_samples"])
+    path = root / Path(name).name  # a manifest cannot point outside its directory
+    dense: dict[str, ChunkIndex] = {}
+    flat: dict[str, ChunkIndex] = {}
+    tables: dict[str, ChunkIndex] = {}
+    offsets: dict[str, npt.NDArray[np.int64]] = {}
+    with open_h5(path) as file:
+        _check_bytes(path, int(entry["bytes"]))
+        for field in fields.values():
+            index = index_dataset(file, path, field.name)
+            if field.kind == "dense":
+                dense[field.name] = index
+                _check_dataset(index, field, (num_samples, *field.sample_shape), chunk_samples)
+            else:
+                flat[field.name] = index
+                table = tables[field.name] = index_dataset(file, path, field.name + OFFSETS_SUFFIX)
+                offsets[field.name] = _read_offsets(table, field, index, num_samples, source)
+    return Shard(path, num_samples, dense, flat, offsets, tables)
+
+
+def _read_offsets(
+    table: ChunkIndex, field: Field, flat: ChunkIndex, num_samples: int, source: FileSource
+) -> npt.NDArray[np.int64]:
+    _check_dataset(table, offsets_field(field), (num_samples + 1,), table.chunk_shape[0])
+    offsets: npt.NDArray[np.int64] = read_flat(table, source, 0, num_samples + 1)
+    _check_dataset(flat, field, (int(offsets[-1]),), flat.chunk_shape[0])
+    if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
+        raise DataError(f"{table.path}: the offsets of {field.name!r} do not ascend from 0; {REPACK}")
+    return offsets
+
+
+def offsets_field(field: Field) -> Field:
+    """The dense field that holds the offsets of a ragged one."""
+    return Field(field.name + OFFSETS_SUFFIX, "dense", np.dtype("<i8"), (), field.codec)
+
+
+def _check_bytes(path: Path, wanted: int) -> None:
+    found = path.stat().st_size
+    if found != wanted:
+        raise DataError(
+            f"{path}: {found} bytes, but the manifest says {wanted}: it is truncated or not this set's; {REPACK}"
+        )
+
+
+def _check_dataset(index: ChunkIndex, field: Field, shape: tuple[int, ...], chunk_rows: int) -> None:
+    """Compare a dataset with what the manifest says of its field."""
+    chunk_shape = (chunk_rows, *shape[1:])
+    chunk_bytes = int(np.prod(chunk_shape, dtype=np.int64)) * field.dtype.itemsize
+    expected = {
+        "shape": (shape, index.shape),
+        "dtype": (field.dtype, index.dtype),
+        "chunk shape": (chunk_shape, index.chunk_shape),
+        "filters": (pipeline_for(field.codec, field.dtype, chunk_bytes).filters, index.pipeline.filters),
+        "filter masks": (0, int(index.masks.max(initial=0))),
+    }
+    for what, (wanted, found) in expected.items():
+        if wanted != found:
+            raise DataError(
+                f"{index.path}: dataset {index.dataset!r}: {what} {found}, but the manifest says {wanted}; {REPACK}"
+            )
+
+
+def _check_whole(packed: PackedSet) -> None:
+    """Compare sums over the shards with the manifest."""
+    path = packed.root / MANIFEST
+    found = sum(shard.num_samples for shard in packed.shards)
+    if found != packed.num_samples or not packed.shards or packed.chunk_samples < 1:
+        raise DataError(
+            f"{path}: {found} samples in {len(packed.shards)} shards, "
+            f"but the manifest says {packed.num_samples}; {REPACK}"
+        )
+    identity = identity_of(item for shard in packed.shards for item in _identity_items(shard))
+    if identity != packed.identity:
+        raise DataError(f"{path}: identity {packed.identity}, but the shards' is {identity}; {REPACK}")
+
+
+def _identity_items(
+    shard: Shard,
+) -> Iterable[tuple[str, tuple[int, ...], np.dtype[Any], npt.NDArray[np.uint64]]]:
+    indexes = sorted(
+        (*shard.dense.values(), *shard.flat.values(), *shard.tables.values()), key=lambda item: item.dataset
+    )
+    return [(index.dataset, index.shape, index.dtype, index.digests) for index in indexes]

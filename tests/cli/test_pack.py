@@ -1,0 +1,137 @@
+"""`hpctrain pack` as it is typed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpctrain.cli import main
+from hpctrain.cli.pack import _lines
+from hpctrain.h5.packed import open_packed
+from tests.support import ROOT, hpctrain
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(500, 64)))
+    return tmp_path / "x.npy"
+
+
+def test_a_pack_ends_with_a_summary(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--codec gzip --store float16 --chunk-samples 100 --shard-mib 0.03 --threads 2"
+    main_ok(["pack", str(raw), str(tmp_path / "set"), *options.split()])
+    packed = open_packed(tmp_path / "set")
+    assert (packed.chunk_samples, len(packed.shards)) == (100, 3)
+    assert (packed.fields["data"].dtype, packed.fields["data"].codec) == (np.float16, "gzip")
+    out = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"{tmp_path}/set: 500 samples in 3 shards, 100 per chunk; 0\.1 MB raw, 0\.1 MB stored "
+        rf"\(ratio \d\.\d\d\), \d+\.\d MB/s; identity {packed.identity}\n",
+        out,
+    )
+
+
+def main_ok(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+
+
+def test_overwrite(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_ok(["pack", str(raw), str(tmp_path / "set")])
+    with pytest.raises(SystemExit) as ended:
+        main(["pack", str(raw), str(tmp_path / "set")])
+    assert ended.value.code == 64
+    assert "or replace it with --overwrite" in capsys.readouterr().err
+    main_ok(["pack", str(raw), str(tmp_path / "set"), "--overwrite", "--codec", "none"])
+    assert open_packed(tmp_path / "set").fields["data"].codec == "none"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere", "set"], 64, "nowhere: there is no such file or folder"),
+        (["x.npy", "set", "--codec", "rar"], 64, "codec 'rar' is unknown; choose one of: none, gzip"),
+        (["x.npy", "set", "--chunk-samples", "0"], 64, "chunk-samples is 0, but must be at least 1"),
+        (["x.npy", "set", "--size", "8"], 64, "--size and --gray are for pictures"),
+        (["empty", "set"], 65, "empty has no class sub-folders (0 other entries); put"),
+        (["bad", "set"], 65, "a/1.png: does not decode as an image"),
+    ],
+)
+def test_bad_input_is_one_message_and_the_right_code(
+    raw: Path, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad" / "a").mkdir(parents=True)
+    (tmp_path / "bad" / "a" / "1.png").write_bytes(b"no picture")
+    done = hpctrain(["pack", *arguments], cwd=tmp_path)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [path.name for path in tmp_path.iterdir() if "set" in path.name]
+
+
+def test_help_shows_an_example() -> None:
+    done = hpctrain(["pack", "--help"])
+    assert done.returncode == 0
+    assert "Example: hpctrain pack photos/ packed/ --size 64" in done.stdout
+
+
+def test_warnings_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    np.save(raw / "x.npy", np.zeros(3))
+    (raw / "notes.txt").write_text("x")
+    main_ok(["pack", str(raw), str(tmp_path / "set")])
+    assert "warning: 1 other files are left out (first: notes.txt)" in capsys.readouterr().err
+
+
+def test_progress_is_a_bar_on_a_terminal(raw: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "hpctrain.cli",
+            "pack",
+            str(raw),
+            str(tmp_path / "set"),
+            "--chunk-samples",
+            "1",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # what Linux says at the end of a terminal
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"packing" in shown
+    assert b"100%" in shown
+    assert b"500 samples" in out
+
+
+def test_progress_is_a_line_every_few_seconds_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = 0.0
+    show = _lines(lambda: now_s)
+    for second in range(12):
+        now_s = float(second)
+        show(second, 12, second * 2_000_000)
+    assert capsys.readouterr().err == "packed 5 of 12 samples, 2.0 MB/s\npacked 10 of 12 samples, 2.0 MB/s\n"

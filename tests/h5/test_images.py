@@ -1,0 +1,206 @@
+"""Folders of pictures."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hpctrain.errors import DataError, StorageError, UsageError
+from hpctrain.h5 import images
+from hpctrain.h5.images import load_image
+from hpctrain.h5.pack import PackOptions, pack, pack_path
+from hpctrain.h5.packed import open_packed
+from hpctrain.h5.reader import FileSource, Ragged, read_sample_chunk
+from hpctrain.h5.sources import open_source
+
+CIFAR = Path(__file__).parents[2].parent / "shared" / "data" / "cifar10-jpeg.tar"
+
+
+def picture(path: Path, shape: tuple[int, ...] = (6, 5, 3), seed: int = 0) -> np.ndarray:
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return pixels
+
+
+def read_all(root: Path) -> dict[str, np.ndarray]:
+    packed = open_packed(root)
+    with FileSource() as source:
+        parts = [read_sample_chunk(packed, source, chunk) for chunk in range(len(packed.chunk_sizes))]
+    columns: dict[str, np.ndarray] = {}
+    for name in packed.fields:
+        values = [part[name] for part in parts]
+        assert not any(isinstance(value, Ragged) for value in values)
+        columns[name] = np.concatenate(values)
+    return columns
+
+
+def test_class_folders_become_images_and_labels(tmp_path: Path) -> None:
+    wanted = []
+    for label, name in enumerate(["ant", "bee", "cat"]):
+        for i in range(4):
+            pixels = picture(tmp_path / "raw" / name / f"{i}.png", seed=10 * label + i)
+            wanted.append((label, pixels))
+    picture(tmp_path / "raw" / "bee" / "more" / "deep.BMP", seed=99)
+    (tmp_path / "raw" / ".hidden").mkdir()
+    (tmp_path / "raw" / "cat" / ".DS_Store").write_text("x")
+    (tmp_path / "raw" / "cat" / "notes.txt").write_text("x")
+    report = pack_path(tmp_path / "raw", tmp_path / "set", PackOptions(chunk_samples=3))
+    assert open_packed(tmp_path / "set").classes == ("ant", "bee", "cat")
+    columns = read_all(tmp_path / "set")
+    assert columns["label"].tolist() == [0] * 4 + [1] * 5 + [2] * 4
+    images_NHWC = np.delete(columns["image"], 8, axis=0)
+    assert np.array_equal(images_NHWC, np.stack([pixels for _, pixels in wanted]))
+    assert len(report.warnings) == 1
+    assert "1 files that are no images are left out (first: " in report.warnings[0]
+    assert "notes.txt" in report.warnings[0]
+
+
+def test_gray_and_size(tmp_path: Path) -> None:
+    picture(tmp_path / "raw" / "a" / "1.png", (40, 30, 3))
+    picture(tmp_path / "raw" / "a" / "2.png", (16, 64, 3))
+    source = open_source(tmp_path / "raw", size=8, gray=True)
+    assert source.fields["image"].sample_shape == (8, 8)
+    assert open_source(tmp_path / "raw", size=8).fields["image"].sample_shape == (8, 8, 3)
+
+
+def test_scaling_is_antialiased(tmp_path: Path) -> None:
+    """A fine checkerboard becomes gray, not a pattern of black and white."""
+    board = (np.indices((64, 64)).sum(axis=0) % 2 * 255).astype(np.uint8)
+    Image.fromarray(board).save(tmp_path / "board.png")
+    scaled = load_image(tmp_path / "board.png", 8, gray=True)
+    assert scaled.min() > 100
+    assert scaled.max() < 155
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_parts_become_white(tmp_path: Path, mode: str) -> None:
+    image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    image.putpixel((1, 1), (10, 10, 10, 255))
+    image.convert(mode).save(tmp_path / "x.png")
+    pixels = load_image(tmp_path / "x.png", None, gray=False)
+    assert pixels.shape == (4, 4, 3)
+    assert pixels[0, 0].tolist() == [255, 255, 255]
+    assert pixels[1, 1].max() < 20
+
+
+def test_the_orientation_of_the_camera_is_applied(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn clockwise by 90 degrees
+    Image.new("RGB", (8, 4)).save(tmp_path / "x.jpg", exif=exif)
+    assert load_image(tmp_path / "x.jpg", None, gray=False).shape == (8, 4, 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 50])
+def test_what_does_not_decode_is_named(tmp_path: Path, content: bytes) -> None:
+    for i in range(5):
+        picture(tmp_path / "raw" / "a" / f"{i}.png")
+    (tmp_path / "raw" / "a" / "3.png").write_bytes(content)
+    with pytest.raises(DataError, match=r"3.png: does not decode as an image .*; repair or remove it"):
+        pack_path(tmp_path / "raw", tmp_path / "set")
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif", ".bmp", ".webp", ".tif"])
+def test_truncated_pictures_are_named(tmp_path: Path, suffix: str) -> None:
+    picture(tmp_path / f"x{suffix}", (50, 60, 3))
+    whole = (tmp_path / f"x{suffix}").read_bytes()
+    (tmp_path / f"x{suffix}").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=rf"x{suffix}: does not decode"):
+        load_image(tmp_path / f"x{suffix}", None, gray=False)
+
+
+def test_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A bound that small pictures reach: a picture beyond the real one would take seconds to make.
+    monkeypatch.setattr(images, "_MAX_PIXELS", 29)
+    picture(tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"x.png: 30 pixels, but the bound is 29; scale"):
+        load_image(tmp_path / "x.png", None, gray=False)
+
+
+@pytest.mark.parametrize("side", [10_000, 20_000])
+def test_pictures_that_claim_to_be_huge(tmp_path: Path, side: int) -> None:
+    """Beyond Pillow's limit, and beyond twice of it, by the header alone."""
+    Image.new("L", (1, 1)).save(tmp_path / "x.bmp")
+    raw = bytearray((tmp_path / "x.bmp").read_bytes())
+    raw[18:26] = side.to_bytes(4, "little") * 2
+    (tmp_path / "x.bmp").write_bytes(raw)
+    with pytest.raises(DataError, match=r"x.bmp: .*; scale the image down, or remove it"):
+        load_image(tmp_path / "x.bmp", None, gray=False)
+
+
+def test_more_than_eight_bits_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((3, 3), 40_000, np.uint16)).save(tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"x.png: has pixels of more than 8 bits .*; convert it"):
+        load_image(tmp_path / "x.png", None, gray=False)
+
+
+def test_a_picture_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "x.png").mkdir()
+    with pytest.raises(StorageError, match=r"x.png: cannot be read: Is a directory"):
+        load_image(tmp_path / "x.png", None, gray=False)
+
+
+def test_differing_sizes_name_both_and_the_mend(tmp_path: Path) -> None:
+    picture(tmp_path / "raw" / "a" / "1.png", (6, 5, 3))
+    picture(tmp_path / "raw" / "a" / "2.png", (7, 5, 3))
+    with pytest.raises(DataError, match=r"2.png: 5 x 7 pixels, but .*1.png has 5 x 6; give --size N"):
+        pack_path(tmp_path / "raw", tmp_path / "set")
+
+
+def test_folders_without_classes_or_pictures(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no class sub-folders \(0 other entries\)"):
+        open_source(tmp_path)
+    picture(tmp_path / "1.png")
+    with pytest.raises(
+        DataError, match=r"has no class sub-folders \(1 other entries\); put the images of each class"
+    ):
+        open_source(tmp_path)
+    (tmp_path / "bee").mkdir()
+    with pytest.raises(DataError, match=r"bee: the class has no images"):
+        open_source(tmp_path)
+
+
+def test_a_size_below_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="size is 0, but must be at least 1"):
+        open_source(tmp_path, size=0)
+
+
+def test_a_file_that_vanishes_is_a_data_error(tmp_path: Path) -> None:
+    for i in range(3):
+        picture(tmp_path / "raw" / "a" / f"{i}.png")
+    source = open_source(tmp_path / "raw")
+    (tmp_path / "raw" / "a" / "2.png").unlink()
+    with pytest.raises(DataError, match=r"2.png: does not decode as an image .*No such file"):
+        pack(source, tmp_path / "set")
+
+
+@pytest.mark.skipif(not CIFAR.exists(), reason=f"{CIFAR} is not there")
+def test_real_pictures(tmp_path: Path) -> None:
+    """A slice of CIFAR-10: every packed pixel is the one Pillow decodes."""
+    with tarfile.open(CIFAR) as archive:
+        for member in archive:
+            if (
+                member.name.startswith("test/")
+                and member.isfile()
+                and member.name.endswith(("00.jpg", "01.jpg"))
+            ):
+                archive.extract(member, tmp_path, filter="data")
+            if member.name.startswith("train/"):
+                break
+    files = sorted((tmp_path / "test").glob("*/*.jpg"))
+    assert len(files) > 100
+    pack_path(tmp_path / "test", tmp_path / "set", PackOptions(codec="blosc-zstd", chunk_samples=16))
+    shutil.move(tmp_path / "set", tmp_path / "moved")
+    columns = read_all(tmp_path / "moved")
+    packed = open_packed(tmp_path / "moved")
+    assert packed.classes is not None
+    assert [packed.classes[label] for label in columns["label"]] == [path.parent.name for path in files]
+    assert np.array_equal(
+        columns["image"], np.stack([np.asarray(Image.open(path).convert("RGB")) for path in files])
+    )
