@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import importlib.metadata
 import os
@@ -49,6 +50,23 @@ def test_every_requirement_is_pinned_and_what_is_installed_is_what_is_pinned() -
     for name in requirements():
         # The local part says which build of a release it is (+cpu): the machine's choice.
         assert importlib.metadata.version(name).split("+")[0] == pinned[name], name
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"), [("hpctrain", "run"), ("tests", "dev"), ("benchmarks", "dev")]
+)
+def test_what_is_imported_is_required(folder: str, allowed: str) -> None:
+    project = pyproject()["project"]
+    names = [*project["dependencies"], *(project["optional-dependencies"]["dev"] if allowed == "dev" else [])]
+    required = {canonical(re.match(r"[\w.-]+", text)[0]) for text in names} | {"horovod", "hpctrain"}
+    homes = importlib.metadata.packages_distributions()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                modules = [node.module]
+            for module in {name.split(".")[0] for name in modules} & set(homes):
+                assert required & {canonical(name) for name in homes[module]}, f"{path} imports {module}"
 
 
 def test_the_versions_that_code_names_are_the_pinned_ones() -> None:

@@ -146,5 +146,5 @@ def _check_one_libmpi() -> None:
     if len(libraries) > 1:
         raise ConfigError(
             f"mpi4py and Horovod use different MPI libraries: {', '.join(sorted(libraries))}; rebuild "
-            "Horovod for the one you launch with: `hpctrain build-horovod --force` (MPICXX selects the compiler wrapper)"
+            "Horovod for the one you launch with: `hpctrain build-horovod --force` (MPICXX selects the wrapper)"
         )
