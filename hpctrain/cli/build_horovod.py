@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hpctrain.comm.build import Listener, Options, Plan, Progress
+    from hpctrain.comm.builder import Listener, Options, Plan, Progress
 
 LINE_EVERY_S = 15.0
 
@@ -52,7 +52,7 @@ def build_horovod(
     under ${XDG_CACHE_HOME:-~/.cache}/hpctrain/horovod and taken from there when nothing that matters has
     changed.
     """
-    from hpctrain.comm import build
+    from hpctrain.comm import builder as build
 
     env, prefix = dict(os.environ), Path(sys.prefix)
     options = build.Options(jobs=jobs, cpu_only=cpu_only, cxx_standard=cxx_standard, provide_mpi=provide_mpi)
@@ -67,7 +67,9 @@ def build_horovod(
 
 
 def _provide_mpi(plan: Plan, env: dict[str, str], options: Options) -> Plan:
-    from hpctrain.comm import build, build_mpi, build_verify
+    from hpctrain.comm import builder as build
+    from hpctrain.comm.builder import mpi as build_mpi
+    from hpctrain.comm.builder import verify as build_verify
 
     prefix = Path(sys.prefix)
     if plan.mpi is None:
@@ -82,7 +84,7 @@ def _provide_mpi(plan: Plan, env: dict[str, str], options: Options) -> Plan:
 
 
 def _build_and_install(plan: Plan, env: dict[str, str], sdist: Path | None, force: bool) -> None:
-    from hpctrain.comm import build
+    from hpctrain.comm import builder as build
 
     with _ending_cleanly(), _listener() as listener:
         start_s = time.monotonic()
@@ -125,7 +127,7 @@ def _show(plan: Plan) -> None:
 @contextmanager
 def _listener() -> Iterator[Listener]:
     """A progress bar on a terminal, else a line every 15 s."""
-    from hpctrain.comm.build import Listener
+    from hpctrain.comm.builder import Listener
 
     def note(text: str) -> None:
         print(text, flush=True)

@@ -17,8 +17,14 @@ import typer
 from typer.testing import CliRunner
 
 from hpctrain.cli.build_horovod import build_horovod
-from hpctrain.comm import build, build_cache, build_causes, build_mpi, build_run, build_source, build_verify
-from hpctrain.comm import build_detect as detect
+from hpctrain.comm import builder as build
+from hpctrain.comm.builder import cache as build_cache
+from hpctrain.comm.builder import causes as build_causes
+from hpctrain.comm.builder import detect
+from hpctrain.comm.builder import mpi as build_mpi
+from hpctrain.comm.builder import run as build_run
+from hpctrain.comm.builder import source as build_source
+from hpctrain.comm.builder import verify as build_verify
 from hpctrain.errors import BuildError, StorageError
 
 DEADLINE_S = 60.0
@@ -135,7 +141,7 @@ def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
 # the product's.
 BUILDER = """
 import os, pathlib, pickle, sys, time
-from hpctrain.comm import build
+from hpctrain.comm import builder as build
 
 plan = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
 slow_s = float(sys.argv[2])
@@ -471,7 +477,7 @@ def test_problems_stop_a_dry_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_planning_loads_no_torch() -> None:
     code = (
-        "import sys; import hpctrain.comm.build, hpctrain.comm.build_verify, hpctrain.cli.build_horovod; "
+        "import sys; import hpctrain.comm.builder, hpctrain.comm.builder.verify, hpctrain.cli.build_horovod; "
         "sys.exit(bool({'torch', 'mpi4py', 'horovod', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE_S, check=False).returncode == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.comm import build_detect as detect
-from hpctrain.comm import build_mpi
+from hpctrain.comm.builder import detect
+from hpctrain.comm.builder import mpi as build_mpi
 from hpctrain.errors import BuildError
 
 SYSTEM_PATH = "/usr/bin:/bin"

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.comm import build_detect as detect
-from hpctrain.comm import build_flags, build_mpi, build_plan
-from hpctrain.comm.build_plan import Options, Plan, make_plan
+from hpctrain.comm.builder import detect
+from hpctrain.comm.builder import flags as build_flags
+from hpctrain.comm.builder import mpi as build_mpi
+from hpctrain.comm.builder import plan as build_plan
+from hpctrain.comm.builder.plan import Options, Plan, make_plan
 
 CPU_TORCH = detect.Torch(
     version="2.13.0+cpu",

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.comm.build_mpi import LOAD_MPI, MPI4PY_SOURCE, TELL_MPI, Loaded, Mpi, mismatch
-from hpctrain.comm.build_plan import Plan
+from hpctrain.comm.builder.mpi import LOAD_MPI, MPI4PY_SOURCE, TELL_MPI, Loaded, Mpi, mismatch
+from hpctrain.comm.builder.plan import Plan
 from hpctrain.errors import BuildError, StorageError
 
 INSTALL_TIMEOUT_S = 1800.0  # mpi4py from source: one large file, minutes of compiling

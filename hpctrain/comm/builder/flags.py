@@ -9,9 +9,9 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpctrain.comm import build_detect as detect
-from hpctrain.comm.build_mpi import Mpi
-from hpctrain.comm.build_source import HOROVOD_SHA256, HOROVOD_VERSION, PATCH_VERSION
+from hpctrain.comm.builder import detect
+from hpctrain.comm.builder.mpi import Mpi
+from hpctrain.comm.builder.source import HOROVOD_SHA256, HOROVOD_VERSION, PATCH_VERSION
 
 # Not part of the key: the versions behind these paths are.
 _PATHS_AND_SPEED = {"MAKEFLAGS", "CXX", "HOROVOD_CUDA_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB"}

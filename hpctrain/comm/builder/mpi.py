@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.comm.build_detect import output_of, which
+from hpctrain.comm.builder.detect import output_of, which
 from hpctrain.errors import BuildError
 
 LOAD_TIMEOUT_S = 120.0

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.comm.build_causes import likely_cause
-from hpctrain.comm.build_plan import Plan
+from hpctrain.comm.builder.causes import likely_cause
+from hpctrain.comm.builder.plan import Plan
 from hpctrain.errors import BuildError
 
 POLL_S = 0.5

