@@ -100,6 +100,8 @@ def stop_world() -> None:
 def _configure_horovod() -> None:
     """What Horovod reads at init. It decides bits and deadlines, so the environment does not overrule it."""
     settings = {
+        "HOROVOD_CONTROLLER": "mpi",
+        "HOROVOD_CPU_OPERATIONS": "MPI",
         "HOROVOD_FUSION_THRESHOLD": "0",  # fused, identical runs of 3 ranks differ (see comm.reducer)
         "HOROVOD_CYCLE_TIME": "0.2",  # ms; the default of 1 ms is waited for at every step
         # The watchdog knows which phase each rank is in; Horovod's own clock would end a rank that reads slowly.

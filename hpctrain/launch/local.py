@@ -113,14 +113,6 @@ def rank_environment(
     threads = str(config.precision.compute_threads)
     variables = {
         ATTEMPT_VARIABLE: str(attempt),
-        # Tensor fusion made the order of sums depend on timing: 3 equal runs gave different weights.
-        "HOROVOD_FUSION_THRESHOLD": "0",
-        "HOROVOD_CYCLE_TIME": "1",
-        "HOROVOD_CONTROLLER": "mpi",
-        "HOROVOD_CPU_OPERATIONS": "MPI",
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": "15",
-        # Behind the watchdog, not before it: a slow rank has all of hang_timeout_s.
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(int(max(config.resilience.hang_timeout_s, 15.0)) + 30),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
@@ -155,6 +147,8 @@ def _open_mpi_variables(num_threads: int, scratch: Sequence[Path]) -> dict[str, 
         variables["OMPI_MCA_mpi_yield_when_idle"] = (
             "1"  # a waiting rank must not spin on the core another one needs
         )
+    if "OMPI_MCA_btl" not in os.environ:
+        variables["OMPI_MCA_btl"] = "^ofi"  # looking for a fabric takes a second of MPI_Init, and there is one host
     if scratch:
         session, shared_memory = str(scratch[0]), str(scratch[-1])
         variables |= {"PRTE_MCA_prte_tmpdir_base": session, "OMPI_MCA_orte_tmpdir_base": session}

@@ -79,10 +79,14 @@ def test_options_are_those_of_the_mpi() -> None:
 def test_stated_variables_win_and_threads_follow_the_description(tmp_path: Path) -> None:
     variables = rank_environment(config(precision={"compute_threads": 3}), OPEN_MPI, 2, tmp_path)
     assert variables["OMP_NUM_THREADS"] == variables["MKL_NUM_THREADS"] == "3"
-    assert variables["HOROVOD_FUSION_THRESHOLD"] == "0"
     assert variables["HDF5_USE_FILE_LOCKING"] == "FALSE"
-    check_s, stop_s = (int(variables[f"HOROVOD_STALL_{name}_TIME_SECONDS"]) for name in ("CHECK", "SHUTDOWN"))
-    assert check_s < make_config().resilience.hang_timeout_s < stop_s
+
+
+def test_the_users_choice_of_transports_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMPI_MCA_btl", raising=False)
+    assert rank_environment(make_config(), OPEN_MPI, 1, tmp_path)["OMPI_MCA_btl"] == "^ofi"
+    monkeypatch.setenv("OMPI_MCA_btl", "self,tcp")
+    assert "OMPI_MCA_btl" not in rank_environment(make_config(), OPEN_MPI, 1, tmp_path)
 
 
 def test_ranks_yield_only_where_there_are_more_than_cores(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def the_world_is_what_was_asked_for(world: World, folder: Path) -> None:
     assert [lane for _, _, lanes in everyone for lane in lanes] == list(range(NUM_LANES))
     assert world.local_size == world.size
     assert len({Path(path).resolve() for path in mapped_libmpi()}) == 1
+    assert os.environ["HOROVOD_FUSION_THRESHOLD"] == "0", "whatever the environment said before"
 
 
 @body
