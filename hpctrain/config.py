@@ -160,7 +160,10 @@ class PrecisionSection(_Section):
     ] = "fp32"
     wire: Annotated[
         Literal["fp32", "fp16"],
-        Field(description="Format of gradients on the network.", json_schema_extra=WEIGHTS),
+        Field(
+            description="Format of gradients on the network; `fp16` rounds means below 6e-8 to 0.",
+            json_schema_extra=WEIGHTS,
+        ),
     ] = "fp32"
     compute_threads: Annotated[
         int,
@@ -231,7 +234,7 @@ class ResilienceSection(_Section):
         ),
     ] = 300.0
     start_timeout_s: Annotated[
-        float, Field(gt=0, description="The same for start-up and restore, in seconds.")
+        float, Field(gt=0, description="The same for start-up, restore and saving, in seconds.")
     ] = 600.0
     max_attempts: Annotated[int, Field(ge=1, description="Launches of one `hpctrain run`, at most.")] = 100
     max_no_progress: Annotated[
@@ -281,7 +284,10 @@ class RunConfig(_Section):
                 "evaluate": None if evaluate is None else (base / evaluate).resolve(),
             }
         )
-        return self.model_copy(update={"data": data})
+        staging = self.staging
+        if staging.dir is not None and not str(staging.dir).startswith(("$", "~")):
+            staging = staging.model_copy(update={"dir": (base / staging.dir).resolve()})
+        return self.model_copy(update={"data": data, "staging": staging})
 
 
 def load_run(path: Path) -> RunConfig:

@@ -124,6 +124,11 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
+def tensor_digest(tensor: Tensor) -> str:
+    """xxh3-128 of one tensor: dtype, shape and bytes."""
+    return _digest([("", tensor)])
+
+
 def _digest(tensors: Iterable[tuple[str, Tensor]], extra: bytes = b"") -> str:
     digest = xxhash.xxh3_128()
     for name, tensor in tensors:

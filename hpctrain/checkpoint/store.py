@@ -10,31 +10,32 @@ digest per block of 16 MiB, so that the ranks of a restore can each check a slic
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 
+from hpctrain.checkpoint.names import MANIFEST, CheckpointName, committed_checkpoints
 from hpctrain.checkpoint.snapshot import Cursor, Snapshot
-from hpctrain.errors import StorageError
+from hpctrain.durable import fsync_path
+from hpctrain.errors import HpctrainError, StorageError
 from hpctrain.resilience.faults import fault_point
 
 BLOCK_BYTES = 16 << 20
 FORMAT_VERSION = 1
 
-_NAME = re.compile(r"^step-(\d{9,})-a(\d{4,})$")
-_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_TENSORS, _STATE = "tensors.safetensors", "state.json"
 
 
-class CheckpointRefused(StorageError):
+class CheckpointRefused(HpctrainError):
     """A checkpoint is damaged or not whole; the message says which file and why."""
 
 
@@ -48,122 +49,129 @@ class Block:
     digest: str
 
 
-def checkpoint_name(step: int, attempt: int) -> str:
-    """Name of the checkpoint after `step` steps, written by `attempt`."""
-    return f"step-{step:09d}-a{attempt:04d}"
-
-
-def parse_checkpoint_name(name: str) -> tuple[int, int] | None:
-    """(step, attempt) of a checkpoint's name; None for anything else."""
-    match = _NAME.match(name)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 class CheckpointStore:
-    """The `checkpoints/` directory of a run, as one attempt sees it."""
+    """The `checkpoints/` directory of a run, as one attempt sees it.
 
-    def __init__(self, directory: Path, attempt: int) -> None:
+    Args:
+        directory: where the checkpoints lie; made at the first commit.
+        attempt: number of this attempt; every name it writes carries it.
+        admissible: names that this attempt may restore. With its own they are all it counts; anything else is a late
+            write of an older attempt.
+    """
+
+    def __init__(self, directory: Path, attempt: int, admissible: Sequence[str] = ()) -> None:
         self.directory, self.attempt = directory, attempt
+        self._admissible = set(admissible)
 
     def commit(self, snapshot: Snapshot) -> Path:
         """Write a snapshot and publish it; returns its directory. Raises `StorageError`; nothing is left then.
 
         A checkpoint of the same step and attempt that exists already is kept.
         """
-        final = self.directory / checkpoint_name(snapshot.cursor.step, self.attempt)
+        final = self.directory / str(CheckpointName(snapshot.cursor.step, self.attempt))
         if final.exists():
             return final
         temporary = self.directory / f".tmp-{final.name}-{os.getpid()}"
         try:
-            self.directory.mkdir(exist_ok=True)
+            if not self.directory.exists():
+                self.directory.mkdir()
+                fsync_path(self.directory.parent)
             self._write(snapshot, temporary)
             fault_point("checkpoint.rename", snapshot.cursor.step)
             os.rename(temporary, final)
-            _fsync(self.directory)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(
                 f"checkpoint of step {snapshot.cursor.step} not saved in {self.directory}: {error}; older ones are kept"
             ) from error
+        fsync_path(self.directory)
         fault_point("checkpoint.committed", snapshot.cursor.step)
         return final
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` committed checkpoints."""
-        for name in self.committed()[keep:]:
-            fault_point("checkpoint.prune")
-            # renamed first, so that no half-removed directory carries a committed name
-            doomed = self.directory / f".tmp-pruned-{name}-a{self.attempt:04d}"
-            os.rename(self.directory / name, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        """Keep the newest `keep` checkpoints that count, and remove all others."""
+        kept = [name for name in self.committed() if self._counts(name)][:keep]
+        for name in self.committed():
+            if name not in kept:
+                fault_point("checkpoint.prune")
+                # renamed first, so that no half-removed directory carries a committed name
+                doomed = self.directory / f".tmp-pruned-{name}-a{self.attempt:04d}"
+                os.rename(self.directory / str(name), doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def set_aside(self, name: str) -> None:
+        """Give a damaged checkpoint the name `refused-NAME`: kept to be looked at, no longer counted."""
+        with contextlib.suppress(OSError):  # where it cannot be renamed it is refused again next time
+            os.rename(self.directory / name, self.directory / f"refused-{name}")
 
     def sweep(self) -> None:
         """Remove what killed writers left behind. Only the owner of the run may call it."""
         for path in self.directory.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def committed(self) -> list[str]:
-        """Names of the committed checkpoints, newest first (by step, then by attempt)."""
-        if not self.directory.is_dir():
-            return []
-        found = [
-            (parsed, path.name)
-            for path in self.directory.iterdir()
-            if (parsed := parse_checkpoint_name(path.name))
-        ]
-        return [name for _, name in sorted(found, reverse=True)]
+    def committed(self) -> list[CheckpointName]:
+        """The committed checkpoints, newest first (by step, then by attempt)."""
+        return committed_checkpoints(self.directory)
+
+    def _counts(self, name: CheckpointName) -> bool:
+        return name.attempt == self.attempt or str(name) in self._admissible
 
     def blocks(self, name: str) -> list[Block]:
         """The blocks that the manifest of a checkpoint lists, after a check of the file sizes.
 
-        Raises `CheckpointRefused` where the manifest is missing, unreadable, of another version, or the sizes differ.
+        Raises `CheckpointRefused` where the manifest is missing, no manifest, of another version, or the sizes differ;
+        `StorageError` where it cannot be read.
         """
         directory = self.directory / name
         try:
-            manifest = json.loads((directory / _MANIFEST).read_bytes())
+            fault_point("restore.verify")
+            manifest = json.loads((directory / MANIFEST).read_bytes())
             if manifest["version"] != FORMAT_VERSION:
                 raise CheckpointRefused(
-                    f"{directory / _MANIFEST}: version {manifest['version']}, {FORMAT_VERSION} is read"
+                    f"{directory / MANIFEST}: version {manifest['version']}, {FORMAT_VERSION} is read"
                 )
             if _document_digest(manifest) != manifest["digest"]:
-                raise CheckpointRefused(f"{directory / _MANIFEST}: its own digest does not match")
+                raise CheckpointRefused(f"{directory / MANIFEST}: its own digest does not match")
             for file, size in manifest["sizes"].items():
                 actual = (directory / file).stat().st_size
                 if actual != size:
                     raise CheckpointRefused(f"{directory / file}: {actual} bytes, the manifest says {size}")
             return [Block(**block) for block in manifest["blocks"]]
-        except CheckpointRefused:
-            raise
         except OSError as error:
-            raise CheckpointRefused(f"{error.filename}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointRefused(f"{directory / _MANIFEST}: not a manifest: {error!r}") from error
+            raise _refusal_or_failure(error) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointRefused(f"{directory / MANIFEST}: not a manifest: {error!r}") from error
 
     def verify(self, name: str, blocks: list[Block]) -> None:
-        """Compare blocks with their digests; raises `CheckpointRefused` naming the file and the offset."""
+        """Compare blocks with their digests; raises `CheckpointRefused` naming file and offset, or `StorageError`."""
         for block in blocks:
-            fault_point("restore.verify")
             path = self.directory / name / block.file
             try:
+                fault_point("restore.block")
                 with open(path, "rb") as file:
                     file.seek(block.offset)
                     digest = xxhash.xxh3_128_hexdigest(file.read(block.size))
             except OSError as error:
-                raise CheckpointRefused(f"{path}: {error}") from error
+                raise _refusal_or_failure(error) from error
             if digest != block.digest:
-                raise CheckpointRefused(
-                    f"{path}: bytes {block.offset} to {block.offset + block.size} do not match their digest"
-                )
+                end = block.offset + block.size
+                raise CheckpointRefused(f"{path}: bytes {block.offset} to {end} do not match their digest")
 
     def load(self, name: str) -> Snapshot:
-        """Read a verified checkpoint; raises `CheckpointRefused`."""
-        fault_point("restore.load")
+        """Read a verified checkpoint into memory; raises `CheckpointRefused`, or `StorageError` where reading fails.
+
+        Read, not mapped: pages of a mapped file would be read long after they were verified, and an I/O error then
+        is a SIGBUS.
+        """
         directory = self.directory / name
         try:
+            fault_point("restore.load")
             state = json.loads((directory / _STATE).read_bytes())
-            tensors = load_file(directory / _TENSORS)
+            tensors = load((directory / _TENSORS).read_bytes())
             return Snapshot(Cursor(**state["cursor"]), tensors, state["optimizer"])
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except OSError as error:
+            raise _refusal_or_failure(error) from error
+        except (ValueError, KeyError, TypeError, SafetensorError) as error:
             raise CheckpointRefused(f"{directory}: {error!r}") from error
 
     def _write(self, snapshot: Snapshot, directory: Path) -> None:
@@ -175,7 +183,7 @@ class CheckpointStore:
         state = {"cursor": dataclasses.asdict(snapshot.cursor), "optimizer": snapshot.optimizer}
         (directory / _STATE).write_text(json.dumps(state), encoding="utf-8")
         for file in (_TENSORS, _STATE):
-            _fsync(directory / file)
+            fsync_path(directory / file)
         fault_point("checkpoint.manifest", step)
         # the digests are of what the files read back as, not of what was meant to be written
         blocks = [block for file in (_TENSORS, _STATE) for block in _file_blocks(directory, file)]
@@ -185,9 +193,9 @@ class CheckpointStore:
             "blocks": [dataclasses.asdict(block) for block in blocks],
         }
         manifest["digest"] = _document_digest(manifest)
-        (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        _fsync(directory / _MANIFEST)
-        _fsync(directory)
+        (directory / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        fsync_path(directory / MANIFEST)
+        fsync_path(directory)
 
 
 def _file_blocks(directory: Path, file: str) -> Iterator[Block]:
@@ -203,9 +211,10 @@ def _document_digest(document: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _refusal_or_failure(error: OSError) -> CheckpointRefused | StorageError:
+    """A file that is not there is damage; one that cannot be read now may be whole, and the attempt is retried."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return CheckpointRefused(f"{error.filename}: {error.strerror}")
+    return StorageError(
+        f"{error.filename}: cannot be read: {error.strerror or error}; checkpoints are left as they are"
+    )

@@ -131,12 +131,22 @@ class GradientReducer:
                 parameter.grad = None
 
     def on_accumulated(self, bucket: _Bucket, position: int) -> None:
-        """Called by autograd when a parameter's gradient of one lane is complete."""
-        parameter, view = bucket.parameters[position], bucket.views[position]
-        if parameter.grad is not view:  # a Task replaced the gradient: keep its value
-            assert parameter.grad is not None
-            view.copy_(parameter.grad)
-            parameter.grad = view
+        """Called by autograd when a parameter's gradient of one backward is complete.
+
+        Raises `ConfigError` where the sum over lanes would silently be wrong: the gradient was taken out of its
+        bucket (`zero_grad()` in a Task), or grows after its bucket was sent (several backward passes in one loss, as
+        reentrant checkpointing does).
+        """
+        if bucket.parameters[position].grad is not bucket.views[position]:
+            raise ConfigError(
+                "a gradient was replaced within a step: a Task must not call zero_grad(), set .grad, or call backward "
+                "with create_graph; the loop does what is needed"
+            )
+        if bucket.handle is not None:
+            raise ConfigError(
+                "a gradient grew after its bucket was sent: loss() must leave one backward pass to the loop; use "
+                "torch.utils.checkpoint with use_reentrant=False, and no backward() in a Task"
+            )
         bucket.use_counts[position] += 1
         if self._armed:
             bucket.pending -= 1

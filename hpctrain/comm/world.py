@@ -102,12 +102,14 @@ def _configure_horovod() -> None:
     settings = {
         "HOROVOD_CONTROLLER": "mpi",
         "HOROVOD_CPU_OPERATIONS": "MPI",
+        "HOROVOD_AUTOTUNE": "0",  # it would search the fusion threshold, and bits would vary with it
         "HOROVOD_FUSION_THRESHOLD": "0",  # fused, identical runs of 3 ranks differ (see comm.reducer)
         "HOROVOD_CYCLE_TIME": "0.2",  # ms; the default of 1 ms is waited for at every step
         # The watchdog knows which phase each rank is in; Horovod's own clock would end a rank that reads slowly.
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0",
     }
     os.environ.update(settings)
+    os.environ.pop("HOROVOD_MPI_THREADS_DISABLE", None)  # asks for MPI_THREAD_SINGLE
 
 
 def _check_threads(mpi: Any) -> None:

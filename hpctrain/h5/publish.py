@@ -16,6 +16,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpctrain.durable import fsync_path
 from hpctrain.errors import StorageError, UsageError
 
 _OWNER = "owner.json"
@@ -63,15 +64,12 @@ def fsync_tree(root: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        fsync_path(path)
     except OSError as error:
         raise StorageError(
             f"{path}: cannot be made durable (fsync): {error.strerror}; check the disk"
         ) from error
-    finally:
-        os.close(descriptor)
 
 
 def _check_target(target: Path, marker: str, overwrite: bool) -> None:

@@ -148,7 +148,9 @@ def _open_mpi_variables(num_threads: int, scratch: Sequence[Path]) -> dict[str, 
             "1"  # a waiting rank must not spin on the core another one needs
         )
     if "OMPI_MCA_btl" not in os.environ:
-        variables["OMPI_MCA_btl"] = "^ofi"  # looking for a fabric takes a second of MPI_Init, and there is one host
+        variables["OMPI_MCA_btl"] = (
+            "^ofi"  # looking for a fabric takes a second of MPI_Init, and there is one host
+        )
     if scratch:
         session, shared_memory = str(scratch[0]), str(scratch[-1])
         variables |= {"PRTE_MCA_prte_tmpdir_base": session, "OMPI_MCA_orte_tmpdir_base": session}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,16 @@ class EventLog:
         self.lost = 0
         self._descriptor: int | None = None
         self._torn = False
+        self._lock = threading.Lock()  # the loop, the writer, the stager and the loader all emit
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. Numbers that are not finite become text (`"nan"`): JSON has none of them."""
         event = {"t": round(time.time(), 6), "kind": kind, **fields}
         line = json.dumps(_plain(event), allow_nan=False, separators=(",", ":"), default=str) + "\n"
+        with self._lock:
+            self._append(line)
+
+    def _append(self, line: str) -> None:
         content = ("\n" + line if self._torn else line).encode()
         try:
             if self._descriptor is None:

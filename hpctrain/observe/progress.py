@@ -123,6 +123,11 @@ class BarProgress(Progress):
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
 
+    def follow(self, directory: Path) -> None:
+        """Turn to another attempt; the bar's thread ends, because ranks are about to be forked."""
+        self.close()
+        super().follow(directory)
+
     def say(self, text: str) -> None:
         """Write one line above the bar."""
         with contextlib.suppress(OSError, ValueError):

@@ -8,13 +8,13 @@ read.
 from __future__ import annotations
 
 import json
-import os
 import re
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpctrain.checkpoint.names import committed_checkpoints, newest_step
+from hpctrain.durable import replace_file
 from hpctrain.errors import StorageError
 from hpctrain.resilience.exits import FailureClass
 
@@ -22,7 +22,6 @@ ATTEMPT_VARIABLE = "HPCTRAIN_ATTEMPT_DIR"
 """Environment variable of all processes of an attempt: tells which attempt a stray process belongs to."""
 
 _ATTEMPT_NAME = re.compile(r"a(\d{4,})")
-_CHECKPOINT_NAME = re.compile(r"step-(\d{9,})-a(\d{4,})")
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,6 @@ class Attempt(NamedTuple):
     path: Path
     start: StartRecord | None
     end: EndSummary | None
-
-
-class CheckpointName(NamedTuple):
-    """What the name of a committed checkpoint says; sorts by step, then by attempt."""
-
-    step: int
-    attempt: int
-    name: str
 
 
 def attempt_dir(run_dir: Path, number: int) -> Path:
@@ -145,17 +136,6 @@ def read_end(directory: Path) -> EndSummary | None:
         return None
 
 
-def committed_checkpoints(run_dir: Path) -> list[CheckpointName]:
-    """Checkpoints that were committed (renamed into place with a manifest), the newest first."""
-    try:
-        names = [path.name for path in (run_dir / "checkpoints").iterdir()]
-    except FileNotFoundError:
-        return []
-    matches = [match for name in names if (match := _CHECKPOINT_NAME.fullmatch(name))]
-    found = [CheckpointName(int(match[1]), int(match[2]), match[0]) for match in matches]
-    return sorted((item for item in found if _has_manifest(run_dir, item.name)), reverse=True)
-
-
 def admissible_checkpoints(run_dir: Path, attempt: int) -> list[str]:
     """What `attempt` may restore, the newest first.
 
@@ -170,27 +150,29 @@ def admissible_checkpoints(run_dir: Path, attempt: int) -> list[str]:
         return []
     previous = starts[-1]
     listed = set(previous.checkpoints)
-    committed = committed_checkpoints(run_dir)
-    return [item.name for item in committed if item.attempt == previous.attempt or item.name in listed]
+    committed = committed_checkpoints(run_dir / "checkpoints")
+    return [str(item) for item in committed if item.attempt == previous.attempt or str(item) in listed]
 
 
-def newest_step(names: list[str]) -> int:
-    """The highest step among checkpoint names; 0 where there are none."""
-    return max((int(match[1]) for name in names if (match := _CHECKPOINT_NAME.fullmatch(name))), default=0)
+def write_restored(directory: Path, step: int) -> None:
+    """Record, in an attempt's directory, the step that its ranks began from (0: from nothing)."""
+    write_json(directory / "restored.json", {"step": step})
+
+
+def step_before(start: StartRecord, directory: Path) -> int:
+    """Committed steps when the attempt began: those it restored, else those it might have restored.
+
+    The newest checkpoint may turn out to be damaged: what counts as progress then is what comes after the older one.
+    """
+    restored = read_json(directory / "restored.json")
+    return newest_step(start.checkpoints) if restored is None else int(restored["step"])
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace `path` whole or not at all, durably; raises `StorageError` naming the file."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{time.monotonic_ns()}")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            json.dump(content, stream, indent=1)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
+        replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise StorageError(
             f"{path}: cannot be written: {error.strerror}; free space or mend it, then run again"
         ) from error
@@ -216,7 +198,3 @@ def _numbers(parent: Path) -> list[int]:
 def _load_attempt(run_dir: Path, number: int) -> Attempt:
     path = attempt_dir(run_dir, number)
     return Attempt(number, path, read_start(path), read_end(path))
-
-
-def _has_manifest(run_dir: Path, name: str) -> bool:
-    return (run_dir / "checkpoints" / name / "manifest.json").is_file()

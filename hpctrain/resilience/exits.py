@@ -154,8 +154,8 @@ def classify(error: BaseException) -> tuple[FailureClass, int]:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         return FailureClass.OTHER, code
-    if isinstance(error, KeyboardInterrupt):
-        failure = FailureClass.LEAVE
+    if isinstance(error, KeyboardInterrupt):  # the stop signals only set a flag: nothing was saved
+        failure = FailureClass.OTHER
     elif _lost_a_peer(error):
         failure = FailureClass.PEER
     elif isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:

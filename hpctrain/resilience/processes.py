@@ -28,7 +28,12 @@ class Descendants:
 
     def __init__(self) -> None:
         become_subreaper()
+        self._started: set[int] = set()
         self._before = {process.pid for process in psutil.Process().children(recursive=True)}
+
+    def started(self, pid: int) -> None:
+        """This process started `pid` itself and will wait for it."""
+        self._started.add(pid)
 
     def alive(self) -> list[psutil.Process]:
         """Those that still run; ended ones that nobody waited for do not count."""
@@ -49,7 +54,16 @@ class Descendants:
         Raises:
             HangError: some survive (a process in uninterruptible I/O): starting anew beside them is not safe.
         """
-        return _end(self.alive, timeout_s)
+        ended = _end(self.alive, timeout_s)
+        self._reap_adopted()
+        return ended
+
+    def _reap_adopted(self) -> None:
+        """Take the exit statuses of orphans that this process inherited: nobody else waits for them."""
+        for process in psutil.Process().children():
+            if process.pid not in self._before and process.pid not in self._started:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
 
 
 def end_strays(run_dir: Path, variable: str, timeout_s: float = _END_TIMEOUT_S) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 from hpctrain.config import RunConfig, dump_run, load_run, weight_differences
+from hpctrain.durable import replace_file
 from hpctrain.errors import ConfigError, StorageError, UsageError
 from hpctrain.resilience.attempts import list_attempts, read_json, write_json
 
@@ -30,7 +30,8 @@ def open_run_dir(run_dir: Path, config: RunConfig) -> None:
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        names = {path.name for path in run_dir.iterdir()}
+        # hidden names are temporaries of a process that was killed
+        names = {path.name for path in run_dir.iterdir() if not path.name.startswith(".")}
     except OSError as error:
         raise ConfigError(f"run directory {run_dir}: {error.strerror}; choose another --dir") from error
     # A description that a user called run.toml makes no run directory, and must not be overwritten.
@@ -43,10 +44,10 @@ def open_run_dir(run_dir: Path, config: RunConfig) -> None:
 def adopt_config(run_dir: Path, config: RunConfig) -> None:
     """Write the description to `run.toml` (owner only), after the same check as `open_run_dir`."""
     _refuse_other_run(run_dir, config)
-    path, temporary = run_dir / "run.toml", run_dir / f".run.toml.tmp-{os.getpid()}"
+    path, text = run_dir / "run.toml", dump_run(config)
     try:
-        temporary.write_text(dump_run(config), encoding="utf-8")
-        temporary.replace(path)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            replace_file(path, text.encode())
     except OSError as error:
         raise StorageError(
             f"{path}: cannot be written: {error.strerror}; free space or choose another --dir"

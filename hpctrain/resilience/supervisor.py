@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpctrain import __version__
+from hpctrain.checkpoint.names import newest_step
 from hpctrain.config import RunConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.observe.events import EventLog
@@ -21,8 +22,8 @@ from hpctrain.resilience.attempts import (
     StartRecord,
     admissible_checkpoints,
     attempt_dir,
-    newest_step,
     next_attempt,
+    step_before,
     write_end,
     write_start,
 )
@@ -165,6 +166,7 @@ class Supervisor:
         except OSError as error:  # no process or memory left on this host: may pass
             return None, f"the launcher could not be started: {error}"
         try:
+            descendants.started(process.pid)
             says = self._wait(process, attempt_dir(self._run_dir, number), descendants)
             return process.wait(), says
         finally:
@@ -231,7 +233,7 @@ class Supervisor:
             blamed_rank=verdict.rank,
             blamed_node=verdict.node,
             asked_to_leave=self._flag.requested,
-            step_before=newest_step(start.checkpoints),
+            step_before=step_before(start, attempt_dir(self._run_dir, start.attempt)),
             step_after=newest_step(admissible_checkpoints(self._run_dir, start.attempt + 1)),
             ranks=rank_summaries(evidence.records, self._num_ranks),
             launcher_code=launcher_code,

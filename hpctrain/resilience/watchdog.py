@@ -59,6 +59,10 @@ class Watchdog:
         """Begin watching; the first deadline is `start_timeout_s` from now."""
         self._beat = self._beat._replace(since_s=time.monotonic())
         self._stacks = self._open_stacks()
+        if self._stacks is not None:
+            # A launcher that ends the job sends SIGTERM first: then the ranks that did not see their own deadline,
+            # or cannot run Python, leave their stacks too. The handler that was there before runs as well.
+            faulthandler.register(signal.SIGTERM, file=self._stacks, all_threads=True, chain=True)
         self._thread = threading.Thread(target=self._watch, name="hpctrain-watchdog", daemon=True)
         self._thread.start()
 
@@ -75,6 +79,7 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join(timeout=2 * _POLL_S + 1.0)
             faulthandler.cancel_dump_traceback_later()
+            faulthandler.unregister(signal.SIGTERM)
             if self._stacks is not None:
                 self._stacks.close()
 

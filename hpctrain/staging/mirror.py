@@ -19,6 +19,7 @@ import stat
 from pathlib import Path
 
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.h5.filters import Buffer
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.packed import PackedSet
 
@@ -57,7 +58,7 @@ class Mirror:
         """The bytes at the chunk's place; not verified, short where the file is damaged. Raises `OSError`."""
         return os.pread(self._files[index.path], int(index.sizes[chunk]), int(index.offsets[chunk]))
 
-    def write(self, index: ChunkIndex, chunk: int, stored: bytes | bytearray | memoryview) -> None:
+    def write(self, index: ChunkIndex, chunk: int, stored: Buffer) -> None:
         """Store a verified chunk and then mark it present. Raises `OSError` (a full disk among others)."""
         view, offset = memoryview(stored), int(index.offsets[chunk])
         while len(view):

@@ -10,15 +10,13 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-import xxhash
-
-from hpctrain.h5.index import ChunkIndex
+from hpctrain.h5.filters import Buffer
+from hpctrain.h5.index import ChunkIndex, digest_of
 from hpctrain.h5.reader import ChunkSource
 from hpctrain.resilience.faults import fault_point
 from hpctrain.staging.mirror import Mirror
 
 Warn = Callable[[str], None]
-Stored = bytes | bytearray | memoryview
 
 
 @dataclasses.dataclass
@@ -41,7 +39,7 @@ class StagedSource:
         self.writable = True
         """False once the mirror took no more."""
 
-    def read(self, index: ChunkIndex, chunk: int) -> Stored:
+    def read(self, index: ChunkIndex, chunk: int) -> Buffer:
         """The stored bytes of a chunk, verified. Raises what the shared source raises."""
         local = self._read_local(index, chunk)
         if local is not None:
@@ -63,9 +61,9 @@ class StagedSource:
                 return None
             stored = self._mirror.read(index, chunk)
         except OSError as error:
-            self._stop_writing(f"reading the mirror failed: {error}")
+            self.stop_writing(f"reading the mirror failed: {error}")
             return None
-        if xxhash.xxh3_64_intdigest(stored) != int(index.digests[chunk]):
+        if digest_of(stored) != int(index.digests[chunk]):
             self._damaged(index, chunk)
             return None
         with self._lock:
@@ -82,21 +80,25 @@ class StagedSource:
                 f"{index.path.name}; read again from the shared file (further ones are counted, not shown)"
             )
         if self.writable:
-            self._mirror.forget(index, chunk)
+            try:
+                self._mirror.forget(index, chunk)
+            except OSError as error:
+                self.stop_writing(f"marking a chunk failed: {error}")
 
-    def _write_local(self, index: ChunkIndex, chunk: int, stored: Stored) -> None:
+    def _write_local(self, index: ChunkIndex, chunk: int, stored: Buffer) -> None:
         if not self.writable:
             return
         try:
             fault_point("staging.write")
             self._mirror.write(index, chunk, stored)
         except OSError as error:
-            self._stop_writing(f"writing failed: {error}")
+            self.stop_writing(f"writing failed: {error}")
             return
         with self._lock:
             self.counters.written_chunks += 1
 
-    def _stop_writing(self, reason: str) -> None:
+    def stop_writing(self, reason: str) -> None:
+        """End the copying, and say so once; reading goes on."""
         with self._lock:
             first, self.writable = self.writable, False
         if first:

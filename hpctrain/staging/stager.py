@@ -33,8 +33,6 @@ class Stager:
     ) -> None:
         self._packed, self._source, self._chunks, self._done = packed, source, chunks, done
         self._closed = threading.Event()
-        self.error: BaseException | None = None
-        """What ended the thread early. The same read fails in the loader, which reports it; kept for the end record."""
         self._thread = threading.Thread(target=self._run, name="stager", daemon=True)
         self._thread.start()
 
@@ -56,5 +54,5 @@ class Stager:
                         return
                     self._source.stage(index, stored)
             self._done()
-        except Exception as error:  # noqa: BLE001 - kept in `error`; training reads the same and reports it
-            self.error = error
+        except Exception as error:  # noqa: BLE001 - training goes on without staging, or meets the same error itself
+            self._source.stop_writing(f"reading ahead failed: {error}")

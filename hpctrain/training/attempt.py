@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 
 from hpctrain.comm.world import stop_world
 from hpctrain.config import RunConfig, parse_run
+from hpctrain.durable import replace_file
 from hpctrain.observe.events import EventLog
+from hpctrain.resilience.attempts import attempt_dir
 from hpctrain.resilience.exits import EndRecord, FailureClass, write_end_record
 from hpctrain.resilience.signals import StopFlag
 from hpctrain.resilience.watchdog import Watchdog
@@ -25,6 +27,8 @@ _PEER_GRACE_S = 2.0
 """A rank that lost a peer waits so long before it aborts the job: the peer may be writing its record."""
 _ABORT_GRACE_S = 5.0
 _DEFAULT_TIMEOUT_S = 600.0
+_SLOW_PHASES = frozenset({"start", "restore", "save", "exchange after save"})
+"""They wait for the shared filesystem, on one rank or on all: `resilience.start_timeout_s` is their deadline."""
 
 
 class Attempt:
@@ -37,7 +41,7 @@ class Attempt:
 
     def __init__(self, run_dir: Path, number: int) -> None:
         self.run_dir, self.number = run_dir, number
-        self.directory = run_dir / "attempts" / f"a{number:04d}"
+        self.directory = attempt_dir(run_dir, number)
         self.rank = launcher_rank()
         self.events = EventLog(self.directory / "events" / f"rank-{self.rank}.jsonl")
         self.watchdog = Watchdog(self.directory, self.rank, _DEFAULT_TIMEOUT_S, _DEFAULT_TIMEOUT_S)
@@ -45,9 +49,8 @@ class Attempt:
         self.stop.install()  # before the pid is known: who reads it may send a signal at once
         ranks = self.directory / "ranks"
         ranks.mkdir(parents=True, exist_ok=True)
-        temporary = ranks / f".{self.rank}.pid.json"
-        temporary.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}), encoding="utf-8")
-        os.replace(temporary, ranks / f"{self.rank}.pid.json")
+        identity = {"host": socket.gethostname(), "pid": os.getpid()}
+        replace_file(ranks / f"{self.rank}.pid.json", json.dumps(identity).encode())
 
     def open(self) -> None:
         """Read what this rank is to do, and begin to watch it."""
@@ -55,7 +58,7 @@ class Attempt:
         self.config = parse_run(tomllib.loads((self.run_dir / "run.toml").read_text(encoding="utf-8")))
         limits = self.config.resilience
         self.watchdog = Watchdog(self.directory, self.rank, limits.hang_timeout_s, limits.start_timeout_s)
-        self.phases = Phases(self.watchdog)
+        self.phases = Phases(self.watchdog, _SLOW_PHASES, limits.start_timeout_s)
         self.watchdog.start()
 
     def leave_together(self, failure: FailureClass) -> int:

@@ -14,7 +14,9 @@ from hpctrain.training.task import Batch
 
 def to_torch(samples: NDArray[np.int64], fields: Fields, device: torch.device) -> Batch:
     """The batch as a Task gets it: tensors that share memory with the arrays where the device is the CPU."""
-    batch: Batch = {"id": torch.from_numpy(samples).to(device)}
+    batch: Batch = {
+        "id": torch.tensor(samples, device=device)
+    }  # a copy: the loop hashes `samples` after the Task ran
     for name, value in fields.items():
         if isinstance(value, Ragged):
             batch[name] = {"values": _tensor(value.values, device), "offsets": _tensor(value.offsets, device)}

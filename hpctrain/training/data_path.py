@@ -15,7 +15,7 @@ from hpctrain.comm.world import World
 from hpctrain.config import RunConfig
 from hpctrain.data.loader import Loader
 from hpctrain.data.plan import Plan
-from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.h5.packed import PackedSet, open_packed
 from hpctrain.h5.reader import ChunkSource, FileSource
 from hpctrain.staging.mirror import Mirror
@@ -112,8 +112,11 @@ class DataPath:
         return self.staged.counters if self.staged else StagingCounters()
 
     def _stage(self, directory: Path, epochs: range) -> None:
-        expanded = Path(os.path.expandvars(directory)).expanduser()
-        mirror = Mirror(expanded, self._packed)
+        try:
+            mirror = Mirror(staging_directory(directory), self._packed)
+        except StorageError as error:  # a full or failing disk; one that others may write to is a ConfigError
+            self._emit("warning", message=f"no staging on this rank: {error}; reading the shared files")
+            return
         self._stack.callback(mirror.close)
         self.source = self.staged = StagedSource(
             self.files, mirror, lambda text: self._emit("warning", message=text)
@@ -132,7 +135,21 @@ class DataPath:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        if error is None:  # a failed rank ends at once: waiting for stuck reads would hide why
+            self._stack.close()
+
+
+def staging_directory(configured: Path) -> Path:
+    """`staging.dir` with environment variables and `~` expanded on this node.
+
+    Raises `ConfigError` for a variable that is not set here: its name would become a folder somewhere else.
+    """
+    expanded = Path(os.path.expandvars(configured)).expanduser()
+    if "$" in str(expanded) or not expanded.is_absolute():
+        raise ConfigError(
+            f"staging.dir = {configured}: {expanded} on this node; a variable is not set, or the path is not absolute"
+        )
+    return expanded
 
 
 def check_identity(recorded: dict[str, Any] | None, found: dict[str, str | None], run_dir: Path) -> None:

@@ -48,6 +48,8 @@ class Evaluator:
     def run(self, step: int, stop: StopFlag, phases: Phases) -> dict[str, float] | None:
         """The metrics of the whole set; None where the ranks agreed to leave instead."""
         mine: dict[int, Metrics] = {}
+        # put back one by one: a Task may keep some modules in evaluation mode for good
+        modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
             for number in range(self._world.rank, self.num_batches, self._world.size):
@@ -57,7 +59,8 @@ class Evaluator:
                 fault_point("evaluate", step)
                 mine[number] = self._evaluate(number, step)
         finally:
-            self._model.train()
+            for module, training in modes:
+                module.training = training
         everything = self._world.comm.allgather((stop.requested, mine))
         if any(leaving for leaving, _ in everything):
             return None

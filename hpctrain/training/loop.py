@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,9 @@ from hpctrain.observe.events import EventLog
 from hpctrain.resilience.faults import fault_point
 from hpctrain.resilience.signals import StopFlag
 from hpctrain.training.batches import chain_samples, hash_samples, to_torch
-from hpctrain.training.data_path import DataPath
+from hpctrain.training.data_path import DataPath, on_root
 from hpctrain.training.evaluation import Evaluator
+from hpctrain.training.model import refusing_local_statistics
 from hpctrain.training.phases import Phases
 from hpctrain.training.randomness import seed_lane
 from hpctrain.training.schedule import Schedule
@@ -61,6 +63,8 @@ class Run:
     device: torch.device
     cursor: Cursor
     restored_step: int = 0
+    saved_step: int = -1
+    """Step of the last save that was begun; the others may have to wait for rank 0 in the exchange after it."""
     last_save_s: float = dataclasses.field(default_factory=time.monotonic)
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -100,8 +104,10 @@ def take_step(run: Run, batches: StepBatches) -> StepVerdict:
     step = run.cursor.step
     fault_point("step", step)
     with run.phases("compute", step):
-        loss_sum, weight = accumulate_gradients(run, batches.lanes)
-    with run.phases("exchange", step):
+        first = step == run.restored_step
+        with refusing_local_statistics(run.model) if first else nullcontext():
+            loss_sum, weight = accumulate_gradients(run, batches.lanes)
+    with run.phases("exchange after save" if run.saved_step == step else "exchange", step):
         fault_point("exchange", step)
         verdict = run.guard.exchange(_report(run, batches.lanes, loss_sum, weight))
     with run.phases("reduce", step):
@@ -151,7 +157,7 @@ def apply_update(run: Run, verdict: StepVerdict) -> bool:
 
 def save(run: Run) -> None:
     """Take a snapshot on rank 0; a thread writes it while training goes on."""
-    run.last_save_s = time.monotonic()
+    run.last_save_s, run.saved_step = time.monotonic(), run.cursor.step
     if run.world.is_root:
         with run.phases("save", run.cursor.step):
             run.writer.save(take_snapshot(run.model, run.optimizer, run.cursor))
@@ -179,8 +185,8 @@ def evaluate(run: Run) -> bool:
 
 
 def _save_now(run: Run) -> None:
-    if run.world.is_root:
-        run.writer.save_now(take_snapshot(run.model, run.optimizer, run.cursor))
+    """Save on rank 0 while all wait; its error is raised on all."""
+    on_root(run.world, lambda: run.writer.save_now(take_snapshot(run.model, run.optimizer, run.cursor)))
 
 
 def _lane_loss(run: Run, lane: LaneBatch) -> tuple[Tensor, float]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
-from hpctrain.checkpoint.snapshot import tensor_bytes
+from hpctrain.checkpoint.snapshot import tensor_bytes, tensor_digest
 from hpctrain.comm.world import World
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
@@ -61,6 +64,23 @@ def _refuse_batch_statistics(model: nn.Module) -> None:
             raise ConfigError(
                 f"layer {name or 'model'!r} is {type(module).__name__}: its statistics would depend on which rank "
                 "computes which lane, and differ between ranks; use GroupNorm or LayerNorm"
+            )
+
+
+@contextmanager
+def refusing_local_statistics(model: nn.Module) -> Iterator[None]:
+    """Around the first forward passes: raise `ConfigError` for buffers that they changed.
+
+    Such a buffer (running statistics, power iterations) holds what this rank's lanes did to it: it would differ
+    between ranks, and depend on the dealing of lanes.
+    """
+    before = {name: tensor_digest(buffer) for name, buffer in model.named_buffers()}
+    yield
+    for name, buffer in model.named_buffers():
+        if tensor_digest(buffer) != before.get(name):
+            raise ConfigError(
+                f"buffer {name!r} changed in a forward pass: it would differ between ranks; use layers without running "
+                "statistics (GroupNorm, LayerNorm), or parametrisations without buffers"
             )
 
 

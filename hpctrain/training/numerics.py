@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+
+from hpctrain.durable import replace_file
 
 Fingerprint = dict[str, Any]
 
@@ -47,9 +48,7 @@ def compare_with_run(run_dir: Path, mine: Fingerprint) -> list[str]:
     path = run_dir / "numerics.json"
     if path.exists():
         return differences(json.loads(path.read_text(encoding="utf-8")), mine)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(mine, indent=1), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, json.dumps(mine, indent=1).encode())
     return []
 
 

@@ -11,16 +11,22 @@ from hpctrain.resilience.watchdog import Watchdog
 
 
 class Phases:
-    """Seconds per phase, in this process. Phases do not nest."""
+    """Seconds per phase, in this process. Phases do not nest.
 
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
+    Args:
+        watchdog: gets a beat at the beginning of each phase.
+        slow: phases that may take as long as `slow_s`; the others have the watchdog's own deadline.
+        slow_s: their deadline, in seconds.
+    """
+
+    def __init__(self, watchdog: Watchdog, slow: frozenset[str] = frozenset(), slow_s: float = 0.0) -> None:
+        self._watchdog, self._slow, self._slow_s = watchdog, slow, slow_s
         self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, name: str, step: int) -> Iterator[None]:
         """Time a block as `name`; its deadline begins anew."""
-        self._watchdog.beat(name, step)
+        self._watchdog.beat(name, step, self._slow_s if name in self._slow else None)
         begun = time.perf_counter()
         try:
             yield

@@ -1,30 +1,25 @@
-"""How a rank begins and ends. Started by the launcher as `python -m hpctrain.training RUN_DIR ATTEMPT`.
-
-It ends with a record (`hpctrain.resilience.exits`), whatever happens: finished, asked to leave, or an error. An error
-on one rank aborts the job, because the others would wait for it for ever.
-"""
+"""What a rank does between its first and its last breath (`__main__`): set up, restore, train, write the result."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import sys
-import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from hpctrain.checkpoint.restore import restore_newest
-from hpctrain.checkpoint.snapshot import Cursor, Snapshot, put_snapshot
+from hpctrain.checkpoint.snapshot import Cursor, put_snapshot
 from hpctrain.checkpoint.store import CheckpointStore
 from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.comm.guard import LockstepGuard
 from hpctrain.comm.reducer import GradientReducer
 from hpctrain.comm.world import World, lane_efficiency, start_world
-from hpctrain.resilience import faults
-from hpctrain.resilience.exits import FailureClass
-from hpctrain.resilience.signals import die_with_parent
+from hpctrain.data.plan import Plan
+from hpctrain.durable import replace_file
+from hpctrain.resilience.attempts import write_restored
 from hpctrain.training.attempt import Attempt
 from hpctrain.training.data_path import DataPath, PackedSets, check_identity, make_plan, on_root, open_sets
 from hpctrain.training.evaluation import Evaluator
@@ -36,73 +31,88 @@ from hpctrain.training.schedule import Schedule
 from hpctrain.training.task import DatasetInfo, Task, has_evaluate, load_task
 
 
-def main(arguments: list[str]) -> NoReturn:
-    """Run one rank; exits with the code of its end record."""
-    die_with_parent()
-    attempt = Attempt(Path(arguments[0]), int(arguments[1]))
-    threading.excepthook = lambda args: attempt.abort(args.exc_value or RuntimeError("a thread failed"))
-    try:
-        attempt.open()
-        faults.configure(attempt.rank, attempt.number)
-        faults.fault_point("start")
-        finished = run_rank(attempt)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the rank ends with a record of it
-        attempt.abort(error)
-    sys.exit(attempt.leave_together(FailureClass.DONE if finished else FailureClass.LEAVE))
-
-
 def run_rank(attempt: Attempt) -> bool:
-    """Set up, restore, train, and write the result; True when the run is finished."""
-    config = attempt.config
-    torch.set_num_threads(config.precision.compute_threads)
+    """Set up, restore, train, and write the result; True when finished, False when all ranks leave."""
+    torch.set_num_threads(attempt.config.precision.compute_threads)
     with attempt.phases("start", -1):
-        world = start_world(int(attempt.start["num_ranks"]), config.lanes.num_lanes)
-        _announce(attempt, world)
-        task = load_task(config.task.name, config.task.options, Path(attempt.start["task_dir"]))
-        sets: PackedSets = on_root(world, lambda: open_sets(config))
-        recorded = on_root(world, lambda: _identity(attempt, sets))
-        check_identity(recorded, sets.identity, attempt.run_dir)
-        task.setup(DatasetInfo.of(sets.train))
-        device = choose_device(world)
-        model = build_model(task, config, world, device)
-        optimizer = build_optimizer(task, model, config)
-    store = CheckpointStore(attempt.run_dir / "checkpoints", attempt.number)
-    plan = make_plan(config, sets.train)
-    # the schedule takes each group's peak before a restored state brings the rate of its own step
-    schedule = Schedule(optimizer, config.train, plan.steps_per_epoch * config.train.epochs)
-    with attempt.phases("restore", -1):
-        snapshot = _restore(attempt, world, store)
-        if snapshot is not None:
-            put_snapshot(snapshot, model, optimizer)
-        cursor = Cursor() if snapshot is None else snapshot.cursor
-    with DataPath(config, sets.train, plan, world, cursor, attempt.events.emit) as data:
-        run = Run(
-            config=config,
-            world=world,
-            task=task,
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
-            reducer=GradientReducer(
-                model.named_parameters(), int(config.comm.bucket_mib * 2**20), config.precision.wire
-            ),
-            guard=LockstepGuard(),
-            data=data,
-            steps_per_epoch=plan.steps_per_epoch,
-            evaluator=_evaluator(attempt, world, task, model, sets, data, device),
-            writer=CheckpointWriter(store, config.checkpoint.keep, attempt.events.emit),
-            events=attempt.events,
-            phases=attempt.phases,
-            stop=attempt.stop,
-            device=device,
-            cursor=cursor,
-            restored_step=cursor.step,
-        )
+        parts = _set_up(attempt)
+        leaving = _agreed_to_leave(attempt, parts.world)
+    if not leaving:
+        with attempt.phases("restore", -1):
+            store, cursor = _restore(attempt, parts)
+            leaving = _agreed_to_leave(attempt, parts.world)
+    if leaving:
+        return False  # nothing new to save
+    config, emit = attempt.config, attempt.events.emit
+    with DataPath(config, parts.sets.train, parts.plan, parts.world, cursor, emit) as data:
+        run = _assemble(attempt, parts, store, cursor, data)
         finished = train(run)
         run.writer.wait()
-    if finished and world.is_root:
-        write_result(run, attempt.run_dir, attempt.number)
+        if finished and parts.world.is_root:
+            write_result(run, attempt.run_dir, attempt.number)
     return finished
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What is there before a state is restored."""
+
+    world: World
+    task: Task
+    sets: PackedSets
+    plan: Plan
+    device: torch.device
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+
+
+def _set_up(attempt: Attempt) -> _Parts:
+    config = attempt.config
+    world = start_world(int(attempt.start["num_ranks"]), config.lanes.num_lanes)
+    _announce(attempt, world)
+    task = load_task(config.task.name, config.task.options, Path(attempt.start["task_dir"]))
+    sets: PackedSets = on_root(world, lambda: open_sets(config))
+    recorded = on_root(world, lambda: _identity(attempt, sets))
+    check_identity(recorded, sets.identity, attempt.run_dir)
+    task.setup(DatasetInfo.of(sets.train))
+    device = choose_device(world)
+    model = build_model(task, config, world, device)
+    optimizer = build_optimizer(task, model, config)
+    plan = make_plan(config, sets.train)
+    # here, before a restored state brings the rate of its own step: the schedule takes each group's peak
+    schedule = Schedule(optimizer, config.train, plan.steps_per_epoch * config.train.epochs)
+    return _Parts(world, task, sets, plan, device, model, optimizer, schedule)
+
+
+def _agreed_to_leave(attempt: Attempt, world: World) -> bool:
+    """Whether any rank was asked to leave; the same on all."""
+    return any(world.comm.allgather(attempt.stop.requested))
+
+
+def _assemble(attempt: Attempt, parts: _Parts, store: CheckpointStore, cursor: Cursor, data: DataPath) -> Run:
+    config = attempt.config
+    bucket_bytes = int(config.comm.bucket_mib * 2**20)
+    return Run(
+        config=config,
+        world=parts.world,
+        task=parts.task,
+        model=parts.model,
+        optimizer=parts.optimizer,
+        schedule=parts.schedule,
+        reducer=GradientReducer(parts.model.named_parameters(), bucket_bytes, config.precision.wire),
+        guard=LockstepGuard(),
+        data=data,
+        steps_per_epoch=parts.plan.steps_per_epoch,
+        evaluator=_evaluator(attempt, parts, data),
+        writer=CheckpointWriter(store, config.checkpoint.keep, attempt.events.emit),
+        events=attempt.events,
+        phases=attempt.phases,
+        stop=attempt.stop,
+        device=parts.device,
+        cursor=cursor,
+        restored_step=cursor.step,
+    )
 
 
 def _announce(attempt: Attempt, world: World) -> None:
@@ -140,47 +150,39 @@ def _identity(attempt: Attempt, sets: PackedSets) -> dict[str, Any] | None:
     if path.exists():
         recorded: dict[str, Any] = json.loads(path.read_bytes())
         return recorded
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(sets.identity), encoding="utf-8")
-    os.replace(temporary, path)
+    replace_file(path, json.dumps(sets.identity).encode())
     return None
 
 
-def _restore(attempt: Attempt, world: World, store: CheckpointStore) -> Snapshot | None:
-    """The newest checkpoint that every rank verifies; None to begin from the start."""
+def _restore(attempt: Attempt, parts: _Parts) -> tuple[CheckpointStore, Cursor]:
+    """Load the newest checkpoint that every rank verifies into model and optimizer; the cursor to go on from."""
+    world, emit = parts.world, attempt.events.emit
+    admissible = list(attempt.start["checkpoints"])
+    store = CheckpointStore(attempt.run_dir / "checkpoints", attempt.number, admissible)
     if world.is_root:
         store.sweep()
-    admissible = list(attempt.start["checkpoints"])
 
     def refused(name: str, reason: str) -> None:
         if world.is_root:
-            attempt.events.emit("refused_checkpoint", name=name, reason=reason)
+            store.set_aside(name)
+            emit("refused_checkpoint", name=name, reason=reason)
 
     found = restore_newest(store, admissible, world.rank, world.size, world.comm.allgather, refused)
-    if found is None:
-        if admissible and world.is_root:
-            attempt.events.emit(
-                "warning", message=f"none of {len(admissible)} checkpoints can be read: beginning from step 0"
-            )
-        return None
-    name, snapshot = found
+    cursor = Cursor() if found is None else found[1].cursor
+    if found is not None:
+        put_snapshot(found[1], parts.model, parts.optimizer)
     if world.is_root:
-        attempt.events.emit("restore", name=name, step=snapshot.cursor.step, epoch=snapshot.cursor.epoch)
-    return snapshot
+        write_restored(attempt.directory, cursor.step)
+        if found is not None:
+            emit("restore", name=found[0], step=cursor.step, epoch=cursor.epoch)
+        elif admissible:
+            emit("warning", message=f"none of {len(admissible)} checkpoints is whole: beginning from step 0")
+    return store, cursor
 
 
-def _evaluator(
-    attempt: Attempt,
-    world: World,
-    task: Task,
-    model: torch.nn.Module,
-    sets: PackedSets,
-    data: DataPath,
-    device: torch.device,
-) -> Evaluator | None:
-    if sets.evaluate is None or not has_evaluate(task):
+def _evaluator(attempt: Attempt, parts: _Parts, data: DataPath) -> Evaluator | None:
+    config, packed = attempt.config, parts.sets.evaluate
+    if packed is None or not has_evaluate(parts.task):
         return None
-    config = attempt.config
-    return Evaluator(
-        task, model, sets.evaluate, data.files, world, config.data.evaluate_batch, config.train.seed, device
-    )
+    batch, seed = config.data.evaluate_batch, config.train.seed
+    return Evaluator(parts.task, parts.model, packed, data.files, parts.world, batch, seed, parts.device)

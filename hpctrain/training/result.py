@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from hpctrain.checkpoint.snapshot import state_digest, take_snapshot, weights_digest
+from hpctrain.durable import replace_file
 from hpctrain.training.loop import Run
 
 
 def write_result(run: Run, run_dir: Path, attempt: int) -> None:
     """Write the result of a finished run (on rank 0), whole or not at all."""
     document = describe_result(run, run_dir, attempt)
-    temporary = run_dir / f".result.json.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, run_dir / "result.json")
+    replace_file(run_dir / "result.json", json.dumps(document, indent=1).encode())
 
 
 def describe_result(run: Run, run_dir: Path, attempt: int) -> dict[str, Any]:

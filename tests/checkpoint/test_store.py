@@ -12,14 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.checkpoint.names import CheckpointName, newest_step
 from hpctrain.checkpoint.restore import restore_newest
 from hpctrain.checkpoint.snapshot import Cursor, Snapshot, state_digest, take_snapshot
-from hpctrain.checkpoint.store import (
-    CheckpointRefused,
-    CheckpointStore,
-    checkpoint_name,
-    parse_checkpoint_name,
-)
+from hpctrain.checkpoint.store import CheckpointRefused, CheckpointStore
 from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.errors import StorageError
 from hpctrain.resilience import faults
@@ -40,6 +36,14 @@ def snapshot(step: int) -> Snapshot:
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "checkpoints", attempt=2)
+
+
+def checkpoint_name(step: int, attempt: int) -> str:
+    return str(CheckpointName(step, attempt))
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return [str(name) for name in store.committed()]
 
 
 def load(store: CheckpointStore, name: str) -> Snapshot:
@@ -95,7 +99,7 @@ def test_restore_falls_back_and_says_why(store: CheckpointStore) -> None:
         store.commit(snapshot(step))
     (store.directory / checkpoint_name(3, 2) / "state.json").write_text("{}")
     refused: dict[str, str] = {}
-    found = restore_newest(store, store.committed(), 0, 1, lambda item: [item], refused.__setitem__)
+    found = restore_newest(store, names(store), 0, 1, lambda item: [item], refused.__setitem__)
     assert found is not None
     assert found[0] == checkpoint_name(2, 2)
     assert list(refused) == [checkpoint_name(3, 2)]
@@ -109,22 +113,87 @@ def test_restore_without_any_good_one(store: CheckpointStore) -> None:
 
 
 def test_names() -> None:
-    assert parse_checkpoint_name(checkpoint_name(120, 1)) == (120, 1)
-    assert parse_checkpoint_name(checkpoint_name(12345678901, 12345)) == (12345678901, 12345)
-    for other in (".tmp-step-000000120-a0001-7", "step-120-a0001", "latest", "step-000000120"):
-        assert parse_checkpoint_name(other) is None
+    for step, attempt in ((120, 1), (12345678901, 12345)):
+        assert CheckpointName.parse(checkpoint_name(step, attempt)) == (step, attempt)
+    for other in (
+        ".tmp-step-000000120-a0001-7",
+        "step-120-a0001",
+        "latest",
+        "step-000000120",
+        "refused-step-000000120-a0001",
+    ):
+        assert CheckpointName.parse(other) is None
+    assert newest_step([checkpoint_name(7, 1), "latest", checkpoint_name(30, 2)]) == 30
+
+
+def commit(directory: Path, step: int, attempt: int) -> str:
+    return CheckpointStore(directory, attempt).commit(snapshot(step)).name
 
 
 def test_newest_first_by_step_then_attempt_and_pruned_from_the_end(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
-    for step, attempt in ((10, 1), (20, 1), (20, 2), (9, 3)):
-        CheckpointStore(directory, attempt).commit(snapshot(step))
-    store = CheckpointStore(directory, 3)
+    written = [commit(directory, *pair) for pair in ((10, 1), (20, 1), (20, 2), (9, 3))]
+    store = CheckpointStore(directory, 3, written)
     newest = ["step-000000020-a0002", "step-000000020-a0001", "step-000000010-a0001", "step-000000009-a0003"]
-    assert store.committed() == newest
+    assert names(store) == newest
     store.prune(2)
-    assert store.committed() == newest[:2]
+    assert names(store) == newest[:2]
     assert sorted(os.listdir(directory)) == sorted(newest[:2])
+
+
+def test_pruning_counts_only_what_may_be_restored(tmp_path: Path) -> None:
+    """A late write of an older attempt has a high step; it must not push out what this attempt commits."""
+    directory = tmp_path / "checkpoints"
+    listed = commit(directory, 40, 1)
+    late = commit(directory, 1000, 1)
+    mine = commit(directory, 50, 3)
+    CheckpointStore(directory, 3, [listed]).prune(1)
+    assert os.listdir(directory) == [mine]
+    assert late != mine
+
+
+def test_a_refused_checkpoint_is_set_aside_and_no_longer_counts(tmp_path: Path) -> None:
+    """With keep = 1, a damaged checkpoint of a high step must not cost the next one that is committed."""
+    directory = tmp_path / "checkpoints"
+    damaged = commit(directory, 1000, 1)
+    store = CheckpointStore(directory, 2, [damaged])
+    store.set_aside(damaged)
+    mine = store.commit(snapshot(50)).name
+    store.prune(1)
+    assert names(store) == [mine]
+    assert sorted(os.listdir(directory)) == [f"refused-{damaged}", mine]
+
+
+@pytest.mark.parametrize("point", ["restore.verify", "restore.block", "restore.load"])
+@pytest.mark.parametrize("fault", ["eio", "enospc"])
+def test_a_file_that_cannot_be_read_now_is_no_damage(
+    store: CheckpointStore, point: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared filesystem that hiccups must cost a retry, not the whole run."""
+    name = store.commit(snapshot(1)).name
+    monkeypatch.setenv("HPCTRAIN_FAULTS", f"{fault}@{point}")
+    faults.configure(0, 2)
+    try:
+        with pytest.raises(StorageError, match="cannot be read"):
+            restore_newest(store, [name], 0, 1, lambda item: [item], lambda *_: None)
+    finally:
+        monkeypatch.delenv("HPCTRAIN_FAULTS")
+        faults.configure(0, 2)
+    assert restore_newest(store, [name], 0, 1, lambda item: [item], lambda *_: None) is not None
+
+
+def test_a_restored_state_is_apart_from_its_file(store: CheckpointStore) -> None:
+    """A mapped file would give its later bytes, or SIGBUS."""
+    name = store.commit(snapshot(1)).name
+    found = load(store, name)
+    before = state_digest(found)
+    path = store.directory / name / "tensors.safetensors"
+    with open(path, "r+b") as file:
+        file.seek(-16, os.SEEK_END)
+        file.write(b"\xff" * 16)
+    assert state_digest(found) == before
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        assert str(path) not in maps.read()
 
 
 def test_committing_twice_keeps_the_first(store: CheckpointStore) -> None:
@@ -148,7 +217,7 @@ from hpctrain.checkpoint.store import CheckpointStore
 from hpctrain.resilience import faults
 from tests.checkpoint.test_store import snapshot
 faults.configure(0, 2)
-store = CheckpointStore(Path(sys.argv[1]), 2)
+store = CheckpointStore(Path(sys.argv[1]), 2, ["step-000000020-a0002"])
 store.commit(snapshot(30))
 store.prune(1)
 """
@@ -162,7 +231,7 @@ def test_killed_at_any_point_nothing_half_is_committed(store: CheckpointStore, p
     command = [sys.executable, "-c", KILLED, str(store.directory)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -9, done.stderr
-    committed = store.committed()
+    committed = names(store)
     assert committed
     for name in committed:
         load(store, name)
@@ -240,7 +309,7 @@ def test_the_writer_keeps_training_when_a_save_fails(
         ("checkpoint", 3),
         ("checkpoint", 4),
     ]
-    assert store.committed() == [checkpoint_name(4, 2), checkpoint_name(3, 2)]
+    assert names(store) == [checkpoint_name(4, 2), checkpoint_name(3, 2)]
 
 
 def test_saving_now_does_not_save_the_same_step_twice(store: CheckpointStore) -> None:

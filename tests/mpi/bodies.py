@@ -18,7 +18,7 @@ from hpctrain.checkpoint.store import CheckpointStore
 from hpctrain.comm.guard import LockstepGuard, OutOfStepError, StepReport
 from hpctrain.comm.reducer import GradientReducer
 from hpctrain.comm.world import World, mapped_libmpi
-from hpctrain.errors import DataError
+from hpctrain.errors import ConfigError, DataError
 from hpctrain.resilience.signals import StopFlag
 from hpctrain.resilience.watchdog import Watchdog
 from hpctrain.training.data_path import on_root
@@ -216,6 +216,30 @@ def report(world: World, **changes: Any) -> StepReport:
 
 
 @body
+def a_gradient_taken_out_of_its_bucket_is_refused(world: World, folder: Path) -> None:
+    """It would lose the lanes before; every rank meets it at the same place, so nobody waits."""
+    weight = nn.Parameter(torch.ones(3))
+    reducer = GradientReducer([("weight", weight)], 64)
+    reducer.begin()
+    weight.sum().backward()
+    weight.grad = None
+    with pytest.raises(ConfigError, match="zero_grad"):
+        weight.sum().backward()
+
+
+@body
+def a_gradient_that_grows_after_it_was_sent_is_refused(world: World, folder: Path) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    reducer = GradientReducer([("weight", weight)], 64)
+    reducer.begin()
+    reducer.last_lane()
+    weight.sum().backward()
+    with pytest.raises(ConfigError, match="after its bucket was sent"):
+        weight.sum().backward()
+    reducer.finish(1.0)
+
+
+@body
 def one_ranks_wish_reaches_all(world: World, folder: Path) -> None:
     last = world.rank == world.size - 1
     verdict = LockstepGuard().exchange(
@@ -290,7 +314,7 @@ def restore_takes_the_newest_that_all_ranks_verify(world: World, folder: Path) -
     refused: list[str] = []
     found = restore_newest(
         store,
-        store.committed(),
+        [str(item) for item in store.committed()],
         world.rank,
         world.size,
         world.comm.allgather,
@@ -330,6 +354,13 @@ class Mean(Task):
         return {"mean": (numbers.mean().item(), len(numbers)), "first": (numbers[0].item(), 1.0)}
 
 
+class Frozen(Mean):
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(1, 1))
+        model[0].eval()
+        return model
+
+
 @body
 def evaluation_does_not_depend_on_the_ranks(world: World, folder: Path) -> None:
     packed = on_root(world, lambda: small_set(folder / "set", 103, 8))
@@ -342,3 +373,17 @@ def evaluation_does_not_depend_on_the_ranks(world: World, folder: Path) -> None:
         phases = Phases(Watchdog(folder, world.rank, 60, 60))
         metrics = evaluator.run(0, stop, phases)
     assert metrics == {"mean": 51.0, "first": np.mean(np.arange(0, 103, 10))}
+
+
+@body
+def evaluation_gives_every_module_its_mode_back(world: World, folder: Path) -> None:
+    """A Task may keep a module in evaluation mode for good; a restarted run would otherwise train another model."""
+    from hpctrain.h5.reader import FileSource
+
+    packed = on_root(world, lambda: small_set(folder / "set", 20, 8))
+    task = Frozen()
+    model = task.model()
+    with FileSource() as source:
+        evaluator = Evaluator(task, model, packed, source, world, 10, 1, torch.device("cpu"))
+        evaluator.run(0, StopFlag(), Phases(Watchdog(folder, world.rank, 60, 60)))
+    assert [module.training for module in model.modules()] == [True, False, True]

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpctrain.checkpoint.names import committed_checkpoints, newest_step
 from hpctrain.errors import StorageError
 from hpctrain.resilience.attempts import (
     EndSummary,
     StartRecord,
     admissible_checkpoints,
     attempt_dir,
-    committed_checkpoints,
     list_attempts,
-    newest_step,
     next_attempt,
     read_end,
     read_start,
@@ -96,7 +95,7 @@ def test_only_committed_checkpoints_count(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000000020-a0001").mkdir()  # no manifest
     (tmp_path / "checkpoints" / ".tmp-step-000000030-a0001").mkdir()
     (tmp_path / "checkpoints" / "step-000000040-a0001.old").mkdir()
-    assert [item.step for item in committed_checkpoints(tmp_path)] == [10]
+    assert [item.step for item in committed_checkpoints(tmp_path / "checkpoints")] == [10]
 
 
 def test_the_first_attempt_may_restore_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +22,17 @@ from hpctrain.config import TrainSection, parse_run
 from hpctrain.data.loader import LaneBatch
 from hpctrain.errors import ConfigError
 from hpctrain.h5.ragged import Ragged
+from hpctrain.resilience.watchdog import Watchdog
 from hpctrain.training.batches import chain_samples, hash_samples, to_torch
+from hpctrain.training.data_path import staging_directory
 from hpctrain.training.evaluation import combine_metrics
-from hpctrain.training.model import _refuse_batch_statistics, build_optimizer
+from hpctrain.training.model import _refuse_batch_statistics, build_optimizer, refusing_local_statistics
 from hpctrain.training.numerics import compare_with_run, differences, fingerprint
+from hpctrain.training.phases import Phases
 from hpctrain.training.randomness import seed_evaluation, seed_lane, seed_model
 from hpctrain.training.schedule import Schedule, lr_factor
 from hpctrain.training.task import Task, has_evaluate, load_task
+from tests.support import ROOT
 
 
 def train_section(**fields: object) -> TrainSection:
@@ -232,3 +238,54 @@ def test_the_fingerprint_of_a_run_is_kept_and_compared(tmp_path: Path) -> None:
     assert compare_with_run(tmp_path, mine) == []
     assert compare_with_run(tmp_path, {**mine, "compute_threads": 2}) == ["compute_threads: 1 -> 2"]
     assert differences({"a": 1}, {"b": 2}) == ["a: 1 -> None", "b: None -> 2"]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.InstanceNorm1d(2, track_running_stats=True),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
+    ],
+    ids=["running statistics", "power iterations"],
+)
+def test_buffers_that_a_forward_pass_changes_are_refused_by_name(layer: nn.Module) -> None:
+    model = nn.Sequential(layer)
+    with pytest.raises(ConfigError, match=r"buffer '0\..*' changed"), refusing_local_statistics(model):
+        model(torch.randn(4, 2, 3))
+    with refusing_local_statistics(nn.LayerNorm(3)) as _:
+        nn.LayerNorm(3)(torch.randn(2, 3))
+
+
+def test_staging_dir_is_expanded_on_the_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NODE_SSD", str(tmp_path))
+    monkeypatch.delenv("NOT_SET", raising=False)
+    assert staging_directory(Path("$NODE_SSD/x")) == tmp_path / "x"
+    assert staging_directory(Path("~/x")).is_absolute()
+    for bad in ("$NOT_SET/x", "${NOT_SET}/x", "relative/x"):
+        with pytest.raises(ConfigError, match="variable is not set"):
+            staging_directory(Path(bad))
+
+
+class Beats(Watchdog):
+    """Keeps the deadlines it is given."""
+
+    def beat(self, phase: str, step: int, timeout_s: float | None = None) -> None:
+        self.given = getattr(self, "given", {}) | {phase: timeout_s}
+
+
+def test_slow_phases_have_their_own_deadline(tmp_path: Path) -> None:
+    watchdog = Beats(tmp_path, 0, 5.0, 60.0)
+    phases = Phases(watchdog, frozenset({"restore"}), 60.0)
+    for name in ("restore", "compute"):
+        with phases(name, 3):
+            pass
+    assert watchdog.given == {"restore": 60.0, "compute": None}
+    assert set(phases.seconds) == {"restore", "compute"}
+
+
+def test_a_rank_is_watched_before_torch_is_loaded() -> None:
+    script = (
+        "import sys, hpctrain.training.__main__; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'mpi4py', 'horovod')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
