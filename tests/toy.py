@@ -63,7 +63,7 @@ def toy_run(folder: Path, data: Path, **changes: Any) -> Path:
     }
     for path, value in changes.items():
         section, _, key = path.partition("__")
-        raw[section][key] = value
+        raw.setdefault(section, {})[key] = value
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(tomli_w.dumps(raw))
     return folder / "run.toml"

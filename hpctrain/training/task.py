@@ -104,9 +104,8 @@ def load_task(name: str, options: dict[str, Any], folder: Path) -> Task:
         ) from error
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, Task)):
-        near = [
-            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)
-        ]
+        classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+        near = [key for key, value in classes.items() if issubclass(value, Task) and value is not Task]
         raise ConfigError(
             f"task.name = {name!r}: {module.__name__} has no Task of that name; it has {near or 'none'}"
         )
