@@ -284,14 +284,14 @@ def an_error_on_rank_0_is_raised_on_all(world: World, folder: Path) -> None:
 def initial_weights_come_from_rank_0(world: World, folder: Path) -> None:
     """In every dtype: Horovod's own broadcast refuses bfloat16 and bool (trap 4)."""
     model = net(seed=world.rank)
-    model.register_buffer("half", torch.full((3,), float(world.rank), dtype=torch.bfloat16))
-    model.register_buffer("flag", torch.tensor(world.is_root))
-    model.register_buffer("nothing", torch.zeros(0))
+    model.register_buffer("bfloat16_values", torch.full((3,), float(world.rank), dtype=torch.bfloat16))
+    model.register_buffer("bool_value", torch.tensor(world.is_root))
+    model.register_buffer("no_values", torch.zeros(0))
     _broadcast(model, world)
     expected = net(seed=0)
-    expected.register_buffer("half", torch.zeros(3, dtype=torch.bfloat16))
-    expected.register_buffer("flag", torch.tensor(True))
-    expected.register_buffer("nothing", torch.zeros(0))
+    expected.register_buffer("bfloat16_values", torch.zeros(3, dtype=torch.bfloat16))
+    expected.register_buffer("bool_value", torch.tensor(True))
+    expected.register_buffer("no_values", torch.zeros(0))
     assert weights_digest(model) == weights_digest(expected)
 
 

@@ -1,4 +1,4 @@
-"""One data set and one undisturbed run of 3 ranks, which many tests compare with."""
+"""One data set, and the undisturbed runs of 3 and of 2 ranks, which many tests compare with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = train(toy_run(folder, data), 3, folder / "run")
+    return result_of(tmp_path_factory.mktemp("undisturbed"), data, 3)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
+    return result_of(tmp_path_factory.mktemp("pair"), data, 2)
+
+
+def result_of(folder: Path, data: Path, ranks: int) -> dict[str, Any]:
+    done = train(toy_run(folder, data), ranks, folder / "run")
     assert done.returncode == 0, done.stderr
     return result(folder / "run")
