@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,25 @@ def train(
     """`hpctrain run`, with faults injected by name."""
     env = {"HPCTRAIN_FAULTS": faults} if faults else {}
     return hpctrain(["run", description, "-n", str(ranks), "--dir", run_dir], timeout_s, env=env, cwd=ROOT)
+
+
+def start(description: Path, ranks: int, run_dir: Path, faults: str = "") -> subprocess.Popen[str]:
+    """The same, not waited for; read its output with `communicate`."""
+    command = [
+        sys.executable,
+        "-m",
+        "hpctrain.cli",
+        "run",
+        str(description),
+        "-n",
+        str(ranks),
+        "--dir",
+        str(run_dir),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HPCTRAIN_FAULTS": faults}
+    return subprocess.Popen(
+        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def result(run_dir: Path) -> dict[str, Any]:

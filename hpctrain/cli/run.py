@@ -32,25 +32,17 @@ def run(
     import sys
 
     from hpctrain.config import load_run
-    from hpctrain.errors import HpctrainError
     from hpctrain.launch.local import LocalLauncher
     from hpctrain.observe.progress import make_progress
     from hpctrain.resilience.supervisor import Supervisor
 
-    try:
-        config = load_run(description)
-        run_dir = directory or Path("runs") / config.name
-        progress = make_progress(sys.stderr)
-        supervisor = Supervisor(
-            run_dir,
-            config,
-            num_ranks,
-            LocalLauncher(),
-            task_dir=description.resolve().parent,
-            progress=progress,
-        )
-        code = supervisor.run()
-    except HpctrainError as error:
-        typer.echo(f"hpctrain run: {error}", err=True)
-        raise typer.Exit(error.exit_code) from error
-    raise typer.Exit(code)
+    config = load_run(description)
+    supervisor = Supervisor(
+        directory or Path("runs") / config.name,
+        config,
+        num_ranks,
+        LocalLauncher(),
+        task_dir=description.resolve().parent,
+        progress=make_progress(sys.stderr),
+    )
+    raise typer.Exit(supervisor.run())

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from hpctrain.cli.run import run
+from tests.support import hpctrain
 
 DESCRIPTION = """
 name = "trial"
@@ -26,10 +24,8 @@ epochs = 1
 
 
 def call(*arguments: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(run)
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
-    return result.exit_code, result.output + (result.stderr or "")
+    done = hpctrain(["run", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture

@@ -11,15 +11,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import ROOT, read_json
-from tests.toy import processes_of, result, toy_run
+from tests.support import read_json
+from tests.toy import processes_of, result, start, toy_run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -48,24 +47,6 @@ PLACED = {
 RANDOM = range(8)
 
 
-def start(description: Path, run_dir: Path, faults: str = "") -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "hpctrain.cli",
-        "run",
-        str(description),
-        "-n",
-        str(RANKS),
-        "--dir",
-        str(run_dir),
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HPCTRAIN_FAULTS": faults}
-    return subprocess.Popen(
-        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
 def finish(process: subprocess.Popen[str], run_dir: Path, undisturbed: dict[str, Any]) -> None:
     output, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, output
@@ -78,7 +59,7 @@ def finish(process: subprocess.Popen[str], run_dir: Path, undisturbed: dict[str,
 
 @pytest.mark.parametrize("where", PLACED)
 def test_killed_at(where: str, tmp_path: Path, data: Path, undisturbed: dict[str, Any]) -> None:
-    process = start(toy_run(tmp_path, data), tmp_path / "run", PLACED[where])
+    process = start(toy_run(tmp_path, data), RANKS, tmp_path / "run", PLACED[where])
     finish(process, tmp_path / "run", undisturbed)
     kills = PLACED[where].count("kill@")
     ends = [read_json(path) for path in sorted((tmp_path / "run" / "attempts").glob("*/end.json"))]
@@ -93,7 +74,7 @@ def test_killed_at_a_random_moment(
     rng = random.Random(number)
     rank, delay_s = rng.randrange(RANKS), 2.5 * rng.random()
     attempt = tmp_path / "run" / "attempts" / "a0001"
-    process = start(toy_run(tmp_path, data, task__options={"sleep_s": 0.03}), tmp_path / "run")
+    process = start(toy_run(tmp_path, data, task__options={"sleep_s": 0.03}), RANKS, tmp_path / "run")
     awaited = (
         attempt / "ranks" / f"{rank}.pid.json" if number % 4 == 0 else attempt / "events" / "rank-0.jsonl"
     )

@@ -16,7 +16,7 @@ import pytest
 
 from hpctrain.observe.events import read_events
 from tests.support import ROOT, mpirun, read_json
-from tests.toy import STEPS, processes_of, result, toy_run, train
+from tests.toy import STEPS, processes_of, result, start, toy_run, train
 
 pytestmark = pytest.mark.mpi
 
@@ -144,24 +144,6 @@ def wait_for_step(run_dir: Path, step: int, deadline_s: float = 60) -> None:
     while not any(event["kind"] == "checkpoint" and event["step"] >= step for event in events(run_dir)):
         assert time.monotonic() < limit, "the run does not get there"
         time.sleep(0.05)
-
-
-def start(description: Path, ranks: int, run_dir: Path, faults: str = "") -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "hpctrain.cli",
-        "run",
-        str(description),
-        "-n",
-        str(ranks),
-        "--dir",
-        str(run_dir),
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HPCTRAIN_FAULTS": faults}
-    return subprocess.Popen(
-        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
