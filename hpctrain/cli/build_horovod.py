@@ -51,6 +51,8 @@ def build_horovod(
     MPI is that of $MPICXX, else of $CC, else of this environment, else the mpicxx on PATH. The wheel is kept
     under ${XDG_CACHE_HOME:-~/.cache}/hpctrain/horovod and taken from there when nothing that matters has
     changed.
+
+    Example: hpctrain build-horovod --dry-run
     """
     from hpctrain.comm import builder as build
 
