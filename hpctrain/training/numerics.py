@@ -17,8 +17,14 @@ from hpctrain.durable import replace_file
 Fingerprint = dict[str, Any]
 
 
-def fingerprint(compute_threads: int, allreduce: str) -> Fingerprint:
-    """CPU or GPU model and flags, threads, library versions, and the reduction algorithm."""
+def fingerprint(compute_threads: int, allreduce: str, order_of_sums: str) -> Fingerprint:
+    """CPU or GPU model and flags, threads, library versions, and how gradients are summed.
+
+    Args:
+        compute_threads: torch threads per rank.
+        allreduce: what was asked of MPI, in words.
+        order_of_sums: what it does, as `GradientReducer.order_of_sums` found it; differs with the number of ranks.
+    """
     from mpi4py import MPI
 
     return {
@@ -31,6 +37,7 @@ def fingerprint(compute_threads: int, allreduce: str) -> Fingerprint:
         "horovod": metadata.version("horovod"),
         "mpi": MPI.Get_library_version().split(",")[0].strip().rstrip("\0"),
         "allreduce": allreduce,
+        "order_of_sums": order_of_sums,
         "python": platform.python_version(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

@@ -65,12 +65,12 @@ class _Parts:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Schedule
+    reducer: GradientReducer
 
 
 def _set_up(attempt: Attempt) -> _Parts:
     config = attempt.config
     world = start_world(int(attempt.start["num_ranks"]), config.lanes.num_lanes)
-    _announce(attempt, world)
     task = load_task(config.task.name, config.task.options, Path(attempt.start["task_dir"]))
     sets: PackedSets = on_root(world, lambda: open_sets(config))
     recorded = on_root(world, lambda: _identity(attempt, sets))
@@ -79,10 +79,13 @@ def _set_up(attempt: Attempt) -> _Parts:
     device = choose_device(world)
     model = build_model(task, config, world, device)
     optimizer = build_optimizer(task, model, config)
+    bucket_bytes = int(config.comm.bucket_mib * 2**20)
+    reducer = GradientReducer(model.named_parameters(), bucket_bytes, config.precision.wire)
+    _announce(attempt, world, reducer.order_of_sums(world.rank))
     plan = make_plan(config, sets.train)
     # here, before a restored state brings the rate of its own step: the schedule takes each group's peak
     schedule = Schedule(optimizer, config.train, plan.steps_per_epoch * config.train.epochs)
-    return _Parts(world, task, sets, plan, device, model, optimizer, schedule)
+    return _Parts(world, task, sets, plan, device, model, optimizer, schedule, reducer)
 
 
 def _agreed_to_leave(attempt: Attempt, world: World) -> bool:
@@ -92,7 +95,6 @@ def _agreed_to_leave(attempt: Attempt, world: World) -> bool:
 
 def _assemble(attempt: Attempt, parts: _Parts, store: CheckpointStore, cursor: Cursor, data: DataPath) -> Run:
     config = attempt.config
-    bucket_bytes = int(config.comm.bucket_mib * 2**20)
     return Run(
         config=config,
         world=parts.world,
@@ -100,7 +102,7 @@ def _assemble(attempt: Attempt, parts: _Parts, store: CheckpointStore, cursor: C
         model=parts.model,
         optimizer=parts.optimizer,
         schedule=parts.schedule,
-        reducer=GradientReducer(parts.model.named_parameters(), bucket_bytes, config.precision.wire),
+        reducer=parts.reducer,
         guard=LockstepGuard(),
         data=data,
         steps_per_epoch=parts.plan.steps_per_epoch,
@@ -115,16 +117,15 @@ def _assemble(attempt: Attempt, parts: _Parts, store: CheckpointStore, cursor: C
     )
 
 
-def _announce(attempt: Attempt, world: World) -> None:
+def _announce(attempt: Attempt, world: World, order_of_sums: str) -> None:
     """Say what this attempt runs on, and what differs between ranks or from the run's first attempt."""
     if world.rank != attempt.rank:
         attempt.events.emit(
             "warning", message=f"the launcher calls this rank {attempt.rank}, MPI calls it {world.rank}"
         )
     config, warnings = attempt.config, []
-    mine = fingerprint(
-        config.precision.compute_threads, os.environ.get("HPCTRAIN_ALLREDUCE", config.comm.allreduce)
-    )
+    allreduce = os.environ.get("HPCTRAIN_ALLREDUCE", config.comm.allreduce)
+    mine = fingerprint(config.precision.compute_threads, allreduce, order_of_sums)
     all_prints = world.comm.allgather(mine)
     for rank, other in enumerate(all_prints):
         if found := differences(all_prints[0], other):

@@ -117,6 +117,17 @@ def gradients_are_the_same_bits_on_every_rank_and_every_time(world: World, folde
 
 
 @body
+def the_order_of_sums_is_told(world: World, folder: Path) -> None:
+    """The same on every rank and every time; another one where the values are summed in another order."""
+    reducer = GradientReducer(net().named_parameters(), 200)
+    first = reducer.order_of_sums(world.rank)
+    assert {first} == set(world.comm.allgather(reducer.order_of_sums(world.rank)))
+    if world.size > 2:  # two ranks have one order only: a + b = b + a
+        turned = reducer.order_of_sums((world.rank + 1) % world.size)
+        assert turned != first
+
+
+@body
 def half_precision_on_the_wire(world: World, folder: Path) -> None:
     model = net()
     reducer = GradientReducer(model.named_parameters(), 200, wire="fp16")

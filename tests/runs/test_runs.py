@@ -92,7 +92,7 @@ def test_going_on_with_another_number_of_ranks(
     done = train(description, 2, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert result(tmp_path / "run")["samples_digest"] == undisturbed["samples_digest"]
-    assert "numerics" not in done.stderr
+    assert "other numerics, bits may differ from here on: order_of_sums" in done.stderr
 
 
 RELAUNCHED = {

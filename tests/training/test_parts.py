@@ -232,7 +232,7 @@ def test_the_loss_of_a_step_is_weighted() -> None:
 
 
 def test_the_fingerprint_of_a_run_is_kept_and_compared(tmp_path: Path) -> None:
-    mine = fingerprint(1, "auto")
+    mine = fingerprint(1, "auto", "0123")
     assert mine["torch"] == torch.__version__
     assert compare_with_run(tmp_path, mine) == []
     assert compare_with_run(tmp_path, mine) == []
