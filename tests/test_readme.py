@@ -17,6 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN_ELSEWHERE = {
     "make demo": ".ci/run",
     "make test": ".ci/run",
+    ". .venv/bin/activate": "Makefile",
     "python -m benchmarks storage --quick": "tests/benchmarks",
     "python -m benchmarks precision --quick": "tests/benchmarks",
 }
@@ -61,6 +62,8 @@ def test_commands_that_run_elsewhere_are_run_there() -> None:
         assert command in commands(), f"{command} is no longer in the README"
         if where == ".ci/run":
             assert command in ci
+        elif where == "Makefile":
+            assert ".venv" in (ROOT / where).read_text(), "the set-up makes no such environment"
         else:
             name = command.split()[3]
             tests = "".join(path.read_text() for path in (ROOT / where).glob("*.py"))

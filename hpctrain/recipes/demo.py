@@ -94,13 +94,25 @@ class DemoReport:
         ]
 
 
-def choose_recipe(wanted: str | None) -> tuple[str, str]:
-    """The recipe to show, and why: emoji where npm is there to fetch its pictures, else digits."""
+def fetch_data(folder: Path, wanted: str | None, say: Say) -> tuple[str, str]:
+    """Fetch the data of a recipe into `folder`/RECIPE/raw; returns the recipe, and why it was chosen.
+
+    Unless one is asked for: emoji where npm is there and can fetch its pictures, else digits.
+    """
     if wanted is not None:
+        recipe_path(wanted)  # refuses a recipe that there is not, before anything is made
+        _fetch(folder, wanted, say)
         return wanted, "as asked"
-    if shutil.which("npm"):
+    if shutil.which("npm") is None:
+        _fetch(folder, "digits", say)
+        return "digits", "npm is not on PATH, so not emoji"
+    try:
+        _fetch(folder, "emoji", say)
         return "emoji", "npm is there to fetch the pictures"
-    return "digits", "npm is not on PATH, so not emoji"
+    except DemoFailed as error:
+        say(f"demo: {error}; showing digits instead")
+        _fetch(folder, "digits", say)
+        return "digits", "npm could not fetch the pictures of emoji"
 
 
 def run_demo(folder: Path, wanted: str | None, say: Say) -> DemoReport:
@@ -108,10 +120,9 @@ def run_demo(folder: Path, wanted: str | None, say: Say) -> DemoReport:
 
     Raises `DemoFailed` where a command fails or nothing could be killed.
     """
-    recipe, reason = choose_recipe(wanted)
+    recipe, reason = fetch_data(folder, wanted, say)
     say(f"demo: recipe {recipe} ({reason}), in {folder}")
     folder = folder / recipe
-    folder.mkdir(parents=True, exist_ok=True)
     description = _describe(folder, recipe)
     config = load_run(description)
     _pack(folder, recipe, say)
@@ -146,9 +157,13 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def _fetch(folder: Path, recipe: str, say: Say) -> None:
+    (folder / recipe).mkdir(parents=True, exist_ok=True)
+    _hpctrain(["data", recipe, str(folder / recipe / "raw")], say)
+
+
 def _pack(folder: Path, recipe: str, say: Say) -> None:
     raw, packed = folder / "raw", folder / "packed"
-    _hpctrain(["data", recipe, str(raw)], say)
     for part in ("train", "test"):
         if not (packed / part).exists():
             packed.mkdir(exist_ok=True)
@@ -162,11 +177,11 @@ def _train_and_kill(description: Path, config: RunConfig, run_dir: Path, say: Sa
     process = subprocess.Popen(_command(arguments), env=_environment())
     try:
         kill_step = _kill_in_mid_epoch(process, run_dir / "attempts" / "a0001", config.train.epochs, say)
-        code = process.wait(_DEADLINE_S)
+        code = _wait(process)
     finally:
         if process.poll() is None:
             process.terminate()  # it passes the request on to its ranks
-            process.wait(_DEADLINE_S)
+            _wait(process)
     if code != 0:
         raise DemoFailed(
             f"the run that lost a rank ended with {code} instead of coming back; see {run_dir}/attempts"
@@ -204,9 +219,19 @@ def _is_mid_epoch(event: dict[str, Any], epochs: int) -> bool:
 
 def _hpctrain(arguments: Sequence[str], say: Say) -> None:
     say(f"$ hpctrain {' '.join(arguments)}")
-    code = subprocess.run(_command(arguments), env=_environment(), check=False).returncode
+    code = _wait(subprocess.Popen(_command(arguments), env=_environment()))
     if code != 0:
         raise DemoFailed(f"`hpctrain {' '.join(arguments)}` ended with {code}; its message is above")
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise DemoFailed(
+            f"the command above took more than {_DEADLINE_S:g} s and was ended; run the demo again"
+        ) from None
 
 
 def _command(arguments: Sequence[str]) -> list[str]:

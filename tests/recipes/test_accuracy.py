@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ BARS = {"digits": {"accuracy": 0.95}, "emoji": {"top5_seen": 0.25, "top5_unseen"
 @pytest.mark.parametrize("recipe", BARS)
 def test_recipe(recipe: str, tmp_path: Path) -> None:
     if recipe == "emoji" and shutil.which("npm") is None:
+        assert "CI" not in os.environ, "in CI the emoji bars must be measured: install npm"
         pytest.skip("npm, which fetches the emoji pictures, is not on PATH")
     done = hpctrain(["demo", "--recipe", recipe, "--dir", tmp_path], timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -28,4 +30,5 @@ def test_recipe(recipe: str, tmp_path: Path) -> None:
     assert (killed["restarts"], plain["restarts"]) == (1, 0)
     for metric, bar in BARS[recipe].items():
         assert plain["metrics"][metric] >= bar
-    assert plain["staging"]["written_chunks"] + plain["staging"]["local_bytes"] > 0
+    assert plain["staging"]["local_bytes"] > 0
+    assert plain["staging"]["shared_bytes"] == 0, "the killed run had staged everything on this node"
