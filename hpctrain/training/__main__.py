@@ -14,12 +14,12 @@ from typing import NoReturn
 from hpctrain.resilience import faults
 from hpctrain.resilience.exits import FailureClass
 from hpctrain.resilience.signals import die_with_parent
-from hpctrain.training.attempt import Attempt
+from hpctrain.training.attempt import RankAttempt
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Run one rank; exits with the code of its end record."""
-    attempt = Attempt(Path(arguments[0]), int(arguments[1]))
+    attempt = RankAttempt(Path(arguments[0]), int(arguments[1]))
     threading.excepthook = lambda args: attempt.abort(args.exc_value or RuntimeError("a thread failed"))
     try:
         die_with_parent()

@@ -31,7 +31,7 @@ _SLOW_PHASES = frozenset({"start", "restore", "save", "exchange after save"})
 """They wait for the shared filesystem, on one rank or on all: `resilience.start_timeout_s` is their deadline."""
 
 
-class Attempt:
+class RankAttempt:
     """This rank's view of `attempts/aNNNN/`. Usable for reporting at once, for running after `open`."""
 
     start: dict[str, Any]

@@ -20,7 +20,7 @@ from hpctrain.comm.world import World, lane_efficiency, start_world
 from hpctrain.data.plan import Plan
 from hpctrain.durable import replace_file
 from hpctrain.resilience.attempts import write_restored
-from hpctrain.training.attempt import Attempt
+from hpctrain.training.attempt import RankAttempt
 from hpctrain.training.data_path import DataPath, PackedSets, check_identity, make_plan, on_root, open_sets
 from hpctrain.training.evaluation import Evaluator
 from hpctrain.training.loop import Run, train
@@ -31,7 +31,7 @@ from hpctrain.training.schedule import Schedule
 from hpctrain.training.task import DatasetInfo, Task, has_evaluate, load_task
 
 
-def run_rank(attempt: Attempt) -> bool:
+def run_rank(attempt: RankAttempt) -> bool:
     """Set up, restore, train, and write the result; True when finished, False when all ranks leave."""
     torch.set_num_threads(attempt.config.precision.compute_threads)
     with attempt.phases("start", -1):
@@ -68,7 +68,7 @@ class _Parts:
     reducer: GradientReducer
 
 
-def _set_up(attempt: Attempt) -> _Parts:
+def _set_up(attempt: RankAttempt) -> _Parts:
     config = attempt.config
     world = start_world(int(attempt.start["num_ranks"]), config.lanes.num_lanes)
     task = load_task(config.task.name, config.task.options, Path(attempt.start["task_dir"]))
@@ -88,12 +88,14 @@ def _set_up(attempt: Attempt) -> _Parts:
     return _Parts(world, task, sets, plan, device, model, optimizer, schedule, reducer)
 
 
-def _agreed_to_leave(attempt: Attempt, world: World) -> bool:
+def _agreed_to_leave(attempt: RankAttempt, world: World) -> bool:
     """Whether any rank was asked to leave; the same on all."""
     return any(world.comm.allgather(attempt.stop.requested))
 
 
-def _assemble(attempt: Attempt, parts: _Parts, store: CheckpointStore, cursor: Cursor, data: DataPath) -> Run:
+def _assemble(
+    attempt: RankAttempt, parts: _Parts, store: CheckpointStore, cursor: Cursor, data: DataPath
+) -> Run:
     config = attempt.config
     return Run(
         config=config,
@@ -117,7 +119,7 @@ def _assemble(attempt: Attempt, parts: _Parts, store: CheckpointStore, cursor: C
     )
 
 
-def _announce(attempt: Attempt, world: World, order_of_sums: str) -> None:
+def _announce(attempt: RankAttempt, world: World, order_of_sums: str) -> None:
     """Say what this attempt runs on, and what differs between ranks or from the run's first attempt."""
     if world.rank != attempt.rank:
         attempt.events.emit(
@@ -145,7 +147,7 @@ def _announce(attempt: Attempt, world: World, order_of_sums: str) -> None:
             attempt.events.emit("warning", message=text)
 
 
-def _identity(attempt: Attempt, sets: PackedSets) -> dict[str, Any] | None:
+def _identity(attempt: RankAttempt, sets: PackedSets) -> dict[str, Any] | None:
     """The data identity that the run began with; recorded by its first attempt."""
     path = attempt.run_dir / "data.json"
     if path.exists():
@@ -155,7 +157,7 @@ def _identity(attempt: Attempt, sets: PackedSets) -> dict[str, Any] | None:
     return None
 
 
-def _restore(attempt: Attempt, parts: _Parts) -> tuple[CheckpointStore, Cursor]:
+def _restore(attempt: RankAttempt, parts: _Parts) -> tuple[CheckpointStore, Cursor]:
     """Load the newest checkpoint that every rank verifies into model and optimizer; the cursor to go on from."""
     world, emit = parts.world, attempt.events.emit
     admissible = list(attempt.start["checkpoints"])
@@ -181,7 +183,7 @@ def _restore(attempt: Attempt, parts: _Parts) -> tuple[CheckpointStore, Cursor]:
     return store, cursor
 
 
-def _evaluator(attempt: Attempt, parts: _Parts, data: DataPath) -> Evaluator | None:
+def _evaluator(attempt: RankAttempt, parts: _Parts, data: DataPath) -> Evaluator | None:
     config, packed = attempt.config, parts.sets.evaluate
     if packed is None or not has_evaluate(parts.task):
         return None
