@@ -94,9 +94,10 @@ class GradientReducer:
         for bucket in self._buckets:
             words = random_words(mix_key(rank), len(bucket.flat))
             scale = np.exp2((words % np.uint64(16)).astype(np.float32))
-            probe = torch.from_numpy((words >> np.uint64(40)).astype(np.float32) * scale)
+            values = (words >> np.uint64(40)).astype(np.float32) * scale
+            probe = torch.from_numpy(values).to(bucket.flat.device)
             self._hvd.allreduce_(probe, name=f"order.{bucket.name}", op=self._hvd.Sum)
-            digest.update(probe.numpy().data)
+            digest.update(probe.cpu().numpy().data)
         return digest.hexdigest()
 
     def begin(self) -> None:
