@@ -32,7 +32,7 @@ def pack(
         int | None,
         typer.Option(help="Samples per chunk. Default: the largest field fills 256 KiB.", show_default=False),
     ] = None,
-    shard_mib: Annotated[float, typer.Option(help="Raw MiB per shard, at most.")] = 256.0,
+    shard_mib: Annotated[float, typer.Option(help="About how many raw MiB a shard holds.")] = 256.0,
     size: Annotated[
         int | None,
         typer.Option(help="Scale pictures to N x N pixels.", metavar="N", show_default=False),

@@ -86,6 +86,8 @@ class FilterPipeline:
                 f"HDF5 filter {unknown[0]} is not among those decoded here ({sorted(_DECODERS)}); "
                 "read the file with h5py and pack it again"
             )
+        if any(item.id == SHUFFLE and not item.cd_values for item in self.filters):
+            raise DataError("the shuffle filter comes without its item size; pack the source again")
 
     def decode(self, stored: Buffer, filter_mask: int, out: npt.NDArray[Any]) -> None:
         """Decode one stored chunk into `out`, a writable C-contiguous array of the whole chunk.
@@ -175,7 +177,13 @@ def _unshuffle_into(data: Buffer, cd_values: tuple[int, ...], out: Bytes) -> Non
 
 
 def _inflate(data: Buffer, cd_values: tuple[int, ...], expected_bytes: int) -> bytes:
-    return isal_zlib.decompress(data, zlib.MAX_WBITS, max(expected_bytes, 1))
+    stream = isal_zlib.decompressobj(zlib.MAX_WBITS)
+    raw: bytes = stream.decompress(data, expected_bytes + 1)  # a longer stream does not come to its end then
+    if not stream.eof:
+        raise ValueError(f"after {len(raw)} bytes the deflate stream is not at its end")
+    if stream.unused_data:
+        raise ValueError(f"{len(stream.unused_data)} bytes follow the deflate stream")
+    return raw
 
 
 def _blosc_into(data: Buffer, cd_values: tuple[int, ...], out: Bytes) -> None:
@@ -204,12 +212,14 @@ def _lz4_into(data: Buffer, cd_values: tuple[int, ...], out: Bytes) -> None:
             block[:] = np.frombuffer(part, np.uint8)
         else:
             numcodecs.lz4.decompress(struct.pack("<I", len(block)) + part, block)
+    if position != len(view):
+        raise ValueError(f"{len(view) - position} bytes follow the last LZ4 block")
 
 
 def _zstd_into(data: Buffer, cd_values: tuple[int, ...], out: Bytes) -> None:
-    if _zstd_content_bytes(data) == len(out):
-        numcodecs.zstd.decompress(data, out)
-    else:  # several frames, or a frame that does not say its size
+    numcodecs.zstd.decompress(data, out)  # fails where the frames hold, or claim to hold, more than fits
+    # Several frames: the library does not tell how much of `out` it filled.
+    if _zstd_content_bytes(data) != len(out):
         _copy_exactly(numcodecs.zstd.decompress(data), out)
 
 

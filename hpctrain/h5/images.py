@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from hpctrain.errors import DataError, StorageError
+from hpctrain.errors import DataError, StorageError, UsageError
 from hpctrain.h5.packed import Field
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import ArraySource, Columns
@@ -123,6 +124,17 @@ def _files_below(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.relative_to(folder).as_posix())
 
 
+def check_size(size: int) -> None:
+    """Raise `UsageError` for a side, in pixels, that pictures cannot be scaled to."""
+    if size < 1:
+        raise UsageError(f"size is {size}, but must be at least 1 pixel")
+    if size * size > _MAX_PIXELS:
+        raise UsageError(
+            f"size is {size}, which makes {size * size} pixels, but the bound is {_MAX_PIXELS}; "
+            f"give at most {math.isqrt(_MAX_PIXELS)}"
+        )
+
+
 def load_image(path: Path, size: int | None, gray: bool) -> npt.NDArray[np.uint8]:
     """Decode one picture to uint8 (H, W, 3), or (H, W) with `gray`.
 
@@ -142,7 +154,8 @@ def load_image(path: Path, size: int | None, gray: bool) -> npt.NDArray[np.uint8
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{path}: {error}; scale the image down, or remove it") from error
     except _DECODE_ERRORS as error:
-        if isinstance(error, OSError) and error.errno and not isinstance(error, FileNotFoundError):
+        absent = isinstance(error, (FileNotFoundError, IsADirectoryError))
+        if isinstance(error, OSError) and error.errno and not absent:
             raise StorageError(f"{path}: cannot be read: {error.strerror}; check the filesystem") from error
         raise DataError(f"{path}: does not decode as an image ({error}); repair or remove it") from error
 

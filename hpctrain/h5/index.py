@@ -120,17 +120,21 @@ def _index_dataset(
     if digests is None:
         digests = np.asarray(file[f"{DIGESTS_GROUP}/{dataset}"][...], np.uint64)
     offsets, sizes, masks = _chunk_table(node, path, file_bytes)
+    pipeline = _pipeline_of(node, path)
     index = ChunkIndex(
-        path, dataset, node.shape, node.dtype, node.chunks, _pipeline_of(node), offsets, sizes, masks, digests
+        path, dataset, node.shape, node.dtype, node.chunks, pipeline, offsets, sizes, masks, digests
     )
     _check_index(index, os.stat(path).st_size)
     return index
 
 
-def _pipeline_of(node: h5py.Dataset) -> FilterPipeline:
+def _pipeline_of(node: h5py.Dataset, path: Path) -> FilterPipeline:
     plist = node.id.get_create_plist()
     found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    return FilterPipeline(tuple(Filter(int(item[0]), tuple(int(v) for v in item[2])) for item in found))
+    try:
+        return FilterPipeline(tuple(Filter(int(item[0]), tuple(int(v) for v in item[2])) for item in found))
+    except DataError as error:
+        raise DataError(f"{path}: dataset {node.name!r}: {error}") from error
 
 
 def _chunk_table(

@@ -45,9 +45,12 @@ def plan_layout(source: Source, options: PackOptions) -> Layout:
     fields = {name: _stored_field(field, options) for name, field in source.fields.items()}
     dense_bytes = [sample_bytes(field) for field in fields.values() if field.kind == "dense"]
     values = {name: source.num_values(name) for name, field in fields.items() if field.kind == "ragged"}
-    raw_bytes = num_samples * sum(dense_bytes)
-    raw_bytes += sum(count * fields[name].dtype.itemsize for name, count in values.items())
-    chunk_samples = _chunk_samples(options, num_samples, max(dense_bytes, default=1))
+    ragged_bytes = [count * fields[name].dtype.itemsize for name, count in values.items()]
+    raw_bytes = num_samples * sum(dense_bytes) + sum(ragged_bytes)
+    mean_bytes = [-(-size // num_samples) for size in ragged_bytes]
+    chunk_samples = _chunk_samples(
+        options, num_samples, max(dense_bytes, default=1), max(mean_bytes, default=1)
+    )
     chunk_raw_bytes = max(1.0, raw_bytes / num_samples * chunk_samples)
     shard_samples = chunk_samples * max(1, int(options.shard_mib * (1 << 20) / chunk_raw_bytes))
     return Layout(
@@ -80,13 +83,17 @@ def _stored_field(field: Field, options: PackOptions) -> Field:
     return dataclasses.replace(field, dtype=dtype.newbyteorder("<"), codec=options.codec)
 
 
-def _chunk_samples(options: PackOptions, num_samples: int, largest_bytes: int) -> int:
-    """Samples per chunk, at most as many as there are; `largest_bytes`: of one sample of the largest dense field."""
-    chosen = options.chunk_samples or -(-_CHUNK_BYTES // largest_bytes)
+def _chunk_samples(options: PackOptions, num_samples: int, dense_bytes: int, ragged_bytes: int) -> int:
+    """Samples per chunk, at most as many as there are.
+
+    `dense_bytes`: of one sample of the largest dense field; `ragged_bytes`: of a mean sample of the largest ragged one,
+    whose flat dataset has chunks of its own, within their bound.
+    """
+    chosen = options.chunk_samples or -(-_CHUNK_BYTES // max(dense_bytes, ragged_bytes))
     chosen = min(chosen, num_samples)
-    if chosen * largest_bytes > _MAX_CHUNK_BYTES:
+    if chosen * dense_bytes > _MAX_CHUNK_BYTES:
         raise UsageError(
-            f"a chunk of {chosen} samples is {chosen * largest_bytes} bytes, but the bound is {_MAX_CHUNK_BYTES}; "
+            f"a chunk of {chosen} samples is {chosen * dense_bytes} bytes, but the bound is {_MAX_CHUNK_BYTES}; "
             "give a smaller --chunk-samples, or smaller samples"
         )
     return chosen

@@ -10,15 +10,17 @@ from hpctrain.errors import UsageError
 from hpctrain.h5.filters import CODECS
 
 DEFAULT_CODEC: Final = "blosc-lz4"
+_MAX_SHARD_MIB: Final = 1e12  # 2^60 bytes: no file system holds a larger file
+_MAX_THREADS: Final = 1024
 
 
 @dataclass(frozen=True)
 class PackOptions:
     """How to pack.
 
-    `chunk_samples` None: the fewest samples whose largest field fills 256 KiB. `shard_mib`: raw MiB per
-    shard, at most (at least one chunk). `threads` 0: all cores of the process. `store`: type of float fields;
-    None: as they come.
+    `chunk_samples` None: the fewest samples whose largest field fills 256 KiB. `shard_mib`: about how many raw
+    MiB a shard holds (at least one chunk; by the mean where rows differ in length). `threads` 0: all cores of
+    the process. `store`: type of float fields; None: as they come.
     """
 
     codec: str = DEFAULT_CODEC
@@ -33,10 +35,14 @@ class PackOptions:
             raise UsageError(f"codec {self.codec!r} is unknown; choose one of: {', '.join(CODECS)}")
         if self.chunk_samples is not None and self.chunk_samples < 1:
             raise UsageError(f"chunk-samples is {self.chunk_samples}, but must be at least 1")
-        if not self.shard_mib > 0:
-            raise UsageError(f"shard-mib is {self.shard_mib}, but must be above 0")
-        if self.threads < 0:
-            raise UsageError(f"threads is {self.threads}, but must be at least 0 (0: all cores)")
+        if not 0 < self.shard_mib <= _MAX_SHARD_MIB:
+            raise UsageError(
+                f"shard-mib is {self.shard_mib}, but must be above 0 and at most {_MAX_SHARD_MIB:g}"
+            )
+        if not 0 <= self.threads <= _MAX_THREADS:
+            raise UsageError(
+                f"threads is {self.threads}, but must be at least 0 (0: all cores) and at most {_MAX_THREADS}"
+            )
         if self.store not in (None, "float16", "float32"):
             raise UsageError(f"store is {self.store!r}, but must be float16 or float32")
 

@@ -138,10 +138,11 @@ class _Packing:
                 self._count(chunk)
             with writing(path.parent, self._needed_bytes):
                 datasets = writer.finish()
+                stored_bytes = path.stat().st_size
         except BaseException:
             writer.abandon()
             raise
-        self.totals.shards.append({"file": path.name, "num_samples": rows, "bytes": path.stat().st_size})
+        self.totals.shards.append({"file": path.name, "num_samples": rows, "bytes": stored_bytes})
         self.totals.stored_bytes += sum(item.stored_bytes for item in datasets)
         self.totals.datasets += [
             (item.name, item.shape, item.dtype, np.array(item.digests, np.uint64)) for item in datasets
@@ -209,6 +210,8 @@ class _Packing:
             for name, moments in self.totals.moments.items()
             if not np.isfinite(moments.squares).all()
         )
+        if self.options.store and all(item.dtype.kind != "f" for item in self.layout.fields.values()):
+            warnings += (f"--store {self.options.store} changed nothing: no field holds floats",)
         return PackReport(
             root=self.root,
             num_samples=self.layout.num_samples,

@@ -1,25 +1,28 @@
 """Publishing a directory whole or not at all: written under another name, then renamed once.
 
-The temporary name is a hidden sibling, `.NAME.partial-PID-RANDOM`, so that the rename stays within one
-filesystem. A killed process leaves it behind; the next one that publishes the same name removes it.
+The temporary name is a hidden sibling, `.NAME.partial-WHERE-PID-RANDOM`, so that the rename stays within one
+filesystem. A killed process leaves it behind; the next one that publishes the same name removes it. WHERE names the
+host, its boot and the PID namespace, because PID says nothing anywhere else: what comes from elsewhere is left alone
+until it has not changed for a week.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
 import os
 import re
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.durable import fsync_path
 from hpctrain.errors import StorageError, UsageError
 
-_OWNER = "owner.json"
+_FORGOTTEN_S = 7 * 86_400.0
 
 
 @contextlib.contextmanager
@@ -33,11 +36,10 @@ def publishing(target: Path, marker: str, overwrite: bool = False) -> Iterator[P
     target = target.absolute()
     _check_target(target, marker, overwrite)
     _clean_up(target)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
+    partial = _sibling(target, "partial")
     try:
         _make(partial)
         yield partial
-        (partial / _OWNER).unlink()
         fsync_tree(partial)
         _check_target(target, marker, overwrite)
         _move(partial, target)
@@ -50,7 +52,6 @@ def _make(partial: Path) -> None:
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()
-        (partial / _OWNER).write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
     except OSError as error:
         raise StorageError(
             f"{partial.parent}: cannot be written to: {error.strerror}; check permissions and space, or choose another"
@@ -58,9 +59,15 @@ def _make(partial: Path) -> None:
 
 
 def fsync_tree(root: Path) -> None:
-    """Make the files directly in a directory, and its entries, durable."""
-    for path in [*root.iterdir(), root]:
-        _fsync(path)
+    """Make all files and directories below a directory, and itself, durable; raises `StorageError`."""
+    for at, _, names in os.walk(root, topdown=False, onerror=_refuse):
+        for name in names:
+            _fsync(Path(at, name))
+        _fsync(Path(at))
+
+
+def _refuse(error: OSError) -> None:
+    raise StorageError(f"{error.filename}: cannot be listed: {error.strerror}; check the disk") from error
 
 
 def _fsync(path: Path) -> None:
@@ -89,14 +96,14 @@ def _check_target(target: Path, marker: str, overwrite: bool) -> None:
 
 def _move(partial: Path, target: Path) -> None:
     """Rename into place; what stood there is moved aside first and deleted last."""
-    aside = target.with_name(f".{target.name}.replaced-{os.getpid()}-{secrets.token_hex(4)}")
+    aside = _sibling(target, "replaced")
     try:
-        if target.exists():
-            target.rename(aside)
         try:
+            if target.exists():
+                target.rename(aside)
             partial.rename(target)
-        except OSError:
-            if aside.exists():
+        except BaseException:  # Ctrl-C between the two, too
+            if aside.exists() and not os.path.lexists(target):
                 aside.rename(target)
             raise
         _fsync(target.parent)
@@ -109,10 +116,12 @@ def _clean_up(target: Path) -> None:
     """Deal with what killed processes left: put back what was moved aside without a successor, remove the rest."""
     if not target.parent.is_dir():
         return
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.(partial|replaced)-(\d+)-[0-9a-f]{{8}}")
+    pattern = re.compile(
+        rf"\.{re.escape(target.name)}\.(partial|replaced)-([\w-]+\.[0-9a-f]{{8}})-(\d+)-[0-9a-f]{{8}}"
+    )
     for path in sorted(target.parent.iterdir()):
         match = pattern.fullmatch(path.name)
-        if match is None or _is_alive(path, int(match[2])):
+        if match is None or _may_be_alive(path, match[2], int(match[3])):
             continue
         if match[1] == "replaced" and not os.path.lexists(target):
             with contextlib.suppress(OSError):
@@ -121,16 +130,27 @@ def _clean_up(target: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_alive(path: Path, pid: int) -> bool:
-    """Whether the process that made a leftover may still be at work; one on another host is taken to be."""
+def _sibling(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{kind}-{_here()}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _here() -> str:
+    """Where numbers of processes are the same as here: the host, and a digest of its boot and the PID namespace."""
+    host, boot, namespace = socket.gethostname(), "", ""
+    with contextlib.suppress(OSError):  # not Linux, or no /proc: the host has to do
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        namespace = os.readlink("/proc/self/ns/pid")
+    digest = hashlib.sha256(f"{host} {boot} {namespace}".encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9-]', '_', host)}.{digest}"
+
+
+def _may_be_alive(path: Path, where: str, pid: int) -> bool:
+    """Whether the process that made a leftover may still be at work."""
     try:
-        if json.loads((path / _OWNER).read_text())["host"] != socket.gethostname():
-            return True
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # killed before the owner was written, or moved aside: the number in the name has to do
-    try:
+        if where != _here():
+            return time.time() - path.stat().st_ctime < _FORGOTTEN_S
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     except PermissionError:
         return True

@@ -26,8 +26,10 @@ class ShardFile:
             raise self._error
 
     def close(self) -> None:
-        """Close the file, without raising for what `check` has to say."""
-        os.close(self._descriptor)
+        """Close the file, without raising for what `check` has to say; nothing happens the second time."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     # What the driver calls.
 

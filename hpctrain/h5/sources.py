@@ -97,11 +97,11 @@ def open_source(path: Path, size: int | None = None, gray: bool = False) -> Sour
     `size` (pixels) and `gray` apply to pictures. Raises `UsageError` for a path that is none of these, and
     `DataError` for one that is but cannot be packed (empty, files missing, lengths that differ).
     """
-    from hpctrain.h5.images import open_image_folder  # here: Pillow is not needed for arrays
+    from hpctrain.h5.images import check_size, open_image_folder  # here: Pillow is not needed for arrays
     from hpctrain.h5.tables import TABLE_SUFFIXES, open_table
 
-    if size is not None and size < 1:
-        raise UsageError(f"size is {size}, but must be at least 1 pixel")
+    if size is not None:
+        check_size(size)
     if not path.exists():
         raise UsageError(f"{path}: there is no such file or folder")
     if path.is_dir():

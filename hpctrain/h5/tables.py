@@ -2,12 +2,15 @@
 
 The column `file` names the picture, relative to the table. `text` is kept as UTF-8 (ragged). `label` becomes
 class numbers (int64) in sorted order of its strings, unless all are integers, which are kept. Of the other
-columns, those of integers become int64, those of numbers float32, and the rest UTF-8.
+columns, those of integers become int64, those of numbers float32, and the rest UTF-8. What only looks like a
+number is a name and stays UTF-8, digit for digit: `007`, `1_0`, an integer beyond 18 digits.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +26,13 @@ from hpctrain.h5.sources import check_field_name
 
 TABLE_SUFFIXES: Final = frozenset({".csv", ".tsv"})
 _INTEGER: Final = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # within int64; "007" is a name, not a number
+# Has a point or an exponent, or is no finite number: integers that `_INTEGER` refuses must not become float32, which
+# would make different ones equal.
+_FRACTION: Final = re.compile(
+    r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*|(?=e))(e[+-]?[0-9]+)?|\.[0-9]+(e[+-]?[0-9]+)?|nan|inf(inity)?)",
+    re.IGNORECASE,
+)
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _SHOWN: Final = 3
 
 
@@ -40,6 +50,7 @@ def open_table(path: Path, size: int | None = None, gray: bool = False) -> Image
     files = columns.pop("file")
     if "image" in columns:
         raise DataError(f"{path}: the column 'image' clashes with the field of the pictures; rename it")
+    _refuse_empty(path, "file", files)
     images = [path.parent / name for name in files]
     _check_present(path, images, files)
     arrays: dict[str, npt.NDArray[Any] | Ragged] = {}
@@ -83,17 +94,29 @@ def _read_table(path: Path) -> dict[str, list[str]]:
 
 
 def _column(path: Path, name: str, cells: Sequence[str]) -> npt.NDArray[Any] | Ragged:
-    filled = [cell for cell in cells if cell]
+    filled = [cell.strip() for cell in cells if cell]
     if name == "text" or not filled:
         return Ragged.from_text(cells)
     if all(map(_INTEGER.fullmatch, filled)):
         _refuse_empty(path, name, cells)
         return np.array([int(cell) for cell in cells], np.int64)
-    try:
-        numbers = np.array([float(cell) for cell in filled], np.float32)
-    except ValueError:
+    if not all(_INTEGER.fullmatch(cell) or _FRACTION.fullmatch(cell) for cell in filled):
         return Ragged.from_text(cells)
     _refuse_empty(path, name, cells)
+    return _floats(path, name, cells)
+
+
+def _floats(path: Path, name: str, cells: Sequence[str]) -> npt.NDArray[np.float32]:
+    exact = np.array([float(cell) for cell in cells])
+    with np.errstate(over="ignore"):
+        numbers = exact.astype(np.float32)
+    infinite = np.array(["inf" in cell.lower() for cell in cells])
+    lost = np.flatnonzero(np.isinf(numbers) & ~infinite)
+    if len(lost):
+        raise DataError(
+            f"{path}: column {name!r}, row {lost[0] + 1} after the header: {cells[lost[0]]} is beyond float32 "
+            f"(largest {np.finfo(np.float32).max}); scale the column"
+        )
     return numbers
 
 
@@ -108,7 +131,7 @@ def _refuse_empty(path: Path, name: str, cells: Sequence[str]) -> None:
 
 def _check_present(path: Path, images: Sequence[Path], names: Sequence[str]) -> None:
     """Refuse a table that names files that are not there; each folder is listed once."""
-    listed = {folder: _names_in(folder) for folder in {image.parent for image in images}}
+    listed = {folder: _files_in(folder) for folder in {image.parent for image in images}}
     missing = [
         name for name, image in zip(names, images, strict=True) if image.name not in listed[image.parent]
     ]
@@ -120,8 +143,13 @@ def _check_present(path: Path, images: Sequence[Path], names: Sequence[str]) -> 
         )
 
 
-def _names_in(folder: Path) -> frozenset[str]:
+def _files_in(folder: Path) -> frozenset[str]:
     try:
-        return frozenset(item.name for item in folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+        with os.scandir(folder) as entries:
+            return frozenset(entry.name for entry in entries if not entry.is_dir())
+    except ValueError:  # a NUL in the name: no folder can be called so
         return frozenset()
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return frozenset()
+        raise StorageError(f"{folder}: cannot be listed: {error.strerror}; check the filesystem") from error

@@ -120,10 +120,17 @@ class ShardWriter:
 
         self.path = path
         self.num_samples = 0
-        self._below = ShardFile(path)
-        self._file = h5py.File(self._below, "w", libver="earliest")
         self._dense: dict[str, DatasetWriter] = {}
         self._ragged: dict[str, _RaggedWriter] = {}
+        self._below = ShardFile(path)
+        try:
+            self._file = h5py.File(self._below, "w", libver="earliest")
+            self._make_datasets(layout)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _make_datasets(self, layout: Layout) -> None:
         for name, field in layout.fields.items():
             if field.kind == "ragged":
                 self._ragged[name] = _RaggedWriter(self._file, field, layout)
@@ -155,8 +162,8 @@ class ShardWriter:
 
     def abandon(self) -> None:
         """Close after a failure; the file is of no use."""
-        with contextlib.suppress(OSError, RuntimeError, ValueError):
-            self._file.close()
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+            self._file.close()  # no attribute: h5py did not come to make it
         with contextlib.suppress(OSError):
             self._below.close()
 
@@ -170,10 +177,18 @@ def writing(directory: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
         raise
     # h5py raises RuntimeError where libhdf5 gives no errno, for example when the last flush fails.
     except (OSError, RuntimeError) as error:
-        stat = os.statvfs(directory)
-        written = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
-        free_bytes = stat.f_bavail * stat.f_frsize + written
         raise StorageError(
             f"{directory.parent}: writing failed ({error}); the whole set needs about {needed_bytes()} bytes, "
-            f"{free_bytes} were free; nothing was left behind; make room, choose another place, or a stronger --codec"
+            f"{_free_bytes(directory)} were free; nothing was left behind; make room, choose another place, "
+            "or a stronger --codec"
         ) from error
+
+
+def _free_bytes(directory: Path) -> int | str:
+    """Bytes free before anything was written to `directory`; in words where the filesystem does not say."""
+    try:
+        stat = os.statvfs(directory)
+        written_bytes = sum(path.stat().st_blocks * 512 for path in directory.iterdir())
+        return stat.f_bavail * stat.f_frsize + written_bytes
+    except OSError:  # the directory is gone, too; what failed first is the message
+        return "an unknown number"

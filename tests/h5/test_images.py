@@ -141,8 +141,14 @@ def test_more_than_eight_bits_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "x.png").symlink_to(tmp_path / "x.png")
+    with pytest.raises(StorageError, match=r"x.png: cannot be read: Too many levels of symbolic links"):
+        load_image(tmp_path / "x.png", None, gray=False)
+
+
+def test_a_folder_in_place_of_a_picture_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "x.png").mkdir()
-    with pytest.raises(StorageError, match=r"x.png: cannot be read: Is a directory"):
+    with pytest.raises(DataError, match=r"x.png: does not decode as an image .*Is a directory"):
         load_image(tmp_path / "x.png", None, gray=False)
 
 
@@ -166,9 +172,16 @@ def test_folders_without_classes_or_pictures(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-def test_a_size_below_one(tmp_path: Path) -> None:
+def test_sizes_out_of_bounds(tmp_path: Path) -> None:
+    picture(tmp_path / "raw" / "a" / "1.png")
     with pytest.raises(UsageError, match="size is 0, but must be at least 1"):
-        open_source(tmp_path, size=0)
+        open_source(tmp_path / "raw", size=0)
+    for size in (9460, 10**9):
+        with pytest.raises(
+            UsageError,
+            match=rf"size is {size}, which makes {size**2} pixels, .* is 89478485; give at most 9459",
+        ):
+            open_source(tmp_path / "raw", size=size)
 
 
 def test_a_file_that_vanishes_is_a_data_error(tmp_path: Path) -> None:

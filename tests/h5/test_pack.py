@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
-from hpctrain.errors import DataError, UsageError
+from hpctrain.cli.pack import pack as command
+from hpctrain.errors import DataError, StorageError, UsageError
 from hpctrain.h5.filters import CODECS
 from hpctrain.h5.layout import plan_layout
 from hpctrain.h5.options import PackOptions
 from hpctrain.h5.pack import pack, pack_arrays, pack_path
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.ragged import Ragged
+from hpctrain.h5.shardfile import ShardFile
 from hpctrain.h5.sources import ArraySource, Columns
+from hpctrain.h5.writer import ShardWriter, writing
 
 
 def arrays(num_samples: int = 300) -> dict[str, Any]:
@@ -134,6 +138,31 @@ class TestLayout:
         assert layout.chunk_samples == expected
         assert layout.shard_samples % layout.chunk_samples == 0
 
+    @pytest.mark.parametrize(
+        ("num_samples", "num_values", "dtype", "sample", "expected"),
+        [
+            (10**6, 200 * 10**6, "i4", (), 328),  # token rows of 800 bytes
+            (10**6, 10**6 + 1, "u1", (), 131_072),  # the mean is rounded up
+            (1000, 0, "u1", (), 1000),  # empty text
+            (10**6, 50 * 10**6, "u1", (32, 32, 3), 86),  # the pictures are larger
+        ],
+    )
+    def test_ragged_fields_count_by_their_mean(
+        self, num_samples: int, num_values: int, dtype: str, sample: tuple[int, ...], expected: int
+    ) -> None:
+        values = np.broadcast_to(np.zeros((), dtype), num_values)
+        offsets = np.linspace(0, num_values, num_samples + 1).astype(np.int64)
+        columns: dict[str, Any] = {"tokens": Ragged(values, offsets)}
+        if sample:
+            columns["image"] = np.broadcast_to(np.uint8(0), (num_samples, *sample))
+        assert plan_layout(ArraySource(columns), PackOptions()).chunk_samples == expected
+
+    def test_a_chunk_of_ragged_rows_may_be_larger_than_one_of_a_dense_field(self) -> None:
+        values = np.broadcast_to(np.uint8(0), 2 << 30)
+        source = ArraySource({"video": Ragged(values, np.array([0, 1 << 30, 2 << 30]))})
+        layout = plan_layout(source, PackOptions(chunk_samples=2))
+        assert (layout.chunk_samples, layout.chunk_values) == (2, {"video": 1 << 20})
+
     def test_a_chunk_is_no_longer_than_the_set(self) -> None:
         assert plan_layout(ArraySource({"x": np.zeros(5)}), PackOptions(chunk_samples=100)).chunk_samples == 5
 
@@ -161,14 +190,73 @@ class TestLayout:
     [
         ({"codec": "rar"}, "codec 'rar' is unknown; choose one of"),
         ({"chunk_samples": 0}, "chunk-samples is 0, but must be at least 1"),
-        ({"shard_mib": 0.0}, "shard-mib is 0.0, but must be above 0"),
+        ({"shard_mib": 0.0}, r"shard-mib is 0.0, but must be above 0 and at most 1e\+12"),
+        ({"shard_mib": float("inf")}, "shard-mib is inf, but must be"),
+        ({"shard_mib": float("nan")}, "shard-mib is nan, but must be"),
+        ({"shard_mib": 1e308}, r"shard-mib is 1e\+308, but must be"),
         ({"threads": -1}, "threads is -1, but must be at least 0"),
+        ({"threads": 10**6}, r"threads is 1000000, but must be at least 0 .* and at most 1024"),
         ({"store": "float8"}, "store is 'float8', but must be float16 or float32"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PackOptions(**options)
+
+
+def test_the_largest_shard_size_can_be_planned() -> None:
+    layout = plan_layout(ArraySource({"x": np.zeros(5)}), PackOptions(shard_mib=1e12))
+    assert layout.shard_samples > 5
+
+
+def test_store_without_floats_is_said_to_change_nothing(tmp_path: Path) -> None:
+    data = {"x": np.arange(5)}
+    report = pack_arrays(data, tmp_path / "a", PackOptions(store="float16"))
+    assert report.warnings == ("--store float16 changed nothing: no field holds floats",)
+    assert pack_arrays(data, tmp_path / "b").warnings == ()
+    data["y"] = np.ones(5)
+    assert pack_arrays(data, tmp_path / "c", PackOptions(store="float16")).warnings == ()
+
+
+def test_shards_of_ragged_rows_only_hold_about_the_size_asked_for(tmp_path: Path) -> None:
+    """The first rows are the long ones: a shard by the mean is larger, and the help does not promise otherwise."""
+    rows = Ragged.from_rows([np.ones(2000 if i < 100 else 100) for i in range(1000)], np.uint8)
+    options = PackOptions(codec="none", chunk_samples=10, shard_mib=0.05)
+    pack_arrays({"x": rows}, tmp_path / "set", options)
+    shard = open_packed(tmp_path / "set").shards[0]
+    assert shard.flat["x"].shape[0] > options.shard_mib * (1 << 20)
+    (help_text,) = (
+        item.help for item in get_type_hints(command, include_extras=True)["shard_mib"].__metadata__
+    )
+    assert help_text.startswith("About how many")
+
+
+class TestShardWriter:
+    """What is left of a shard that cannot be begun."""
+
+    def test_a_layout_that_libhdf5_refuses_leaves_no_file_open(self, tmp_path: Path) -> None:
+        layout = plan_layout(ArraySource({"x": np.zeros(5)}), PackOptions())
+        twice = dataclasses.replace(layout, fields={**layout.fields, "y": layout.fields["x"]})
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ValueError, match="already exists") as caught:
+            ShardWriter(tmp_path / "shard.h5", twice)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert caught.tb is not None  # the frames still hold the writer: nothing was left to the collector
+
+    def test_an_error_is_told_even_when_the_directory_is_gone(self, tmp_path: Path) -> None:
+        layout = plan_layout(ArraySource({"x": np.zeros(5)}), PackOptions())
+        folder = tmp_path / "gone"
+        message = r"No such file .* about 123 bytes, an unknown number were free"
+        with pytest.raises(StorageError, match=message), writing(folder, lambda: 123):
+            ShardWriter(folder / "shard.h5", layout)
+
+    def test_a_shard_file_is_closed_once(self, tmp_path: Path) -> None:
+        file = ShardFile(tmp_path / "shard.h5")
+        file.close()
+        other = os.open(tmp_path / "shard.h5", os.O_RDONLY)  # takes the number that has become free
+        file.close()
+        os.fstat(other)
+        os.close(other)
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpctrain.durable import fsync_path
 from hpctrain.errors import StorageError, UsageError
+from hpctrain.h5 import publish
 from hpctrain.h5.pack import PackOptions, pack_arrays
 from hpctrain.h5.packed import open_packed
-from hpctrain.h5.publish import publishing
+from hpctrain.h5.publish import _here, publishing
 
 DEADLINE_S = 60
+DEAD = "999999999-0123abcd"  # a process number beyond the kernel's largest
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 # Packs slowly, for ever, once the line "packing" is out.
 SLOW_PACK = """
@@ -79,6 +82,7 @@ def test_a_killed_pack_leaves_nothing_that_looks_complete(tmp_path: Path) -> Non
     left = list(tmp_path.iterdir())
     assert [path.name.startswith(".set.partial-") for path in left] == [True]
     assert not (left[0] / "dataset.json").exists()
+    assert f".partial-{_here()}-{process.pid}-" in left[0].name
     small(target)  # the next pack of the same name cleans up
     assert list(tmp_path.iterdir()) == [target]
 
@@ -103,19 +107,54 @@ def test_a_pack_at_work_is_left_alone(tmp_path: Path) -> None:
     assert value_in(tmp_path / "set") == 1
 
 
-def test_leftovers_of_another_host_are_left_alone(tmp_path: Path) -> None:
-    theirs = tmp_path / ".set.partial-999999999-0123abcd"
-    theirs.mkdir()
-    (theirs / "owner.json").write_text('{"host": "elsewhere", "pid": 999999999}')
+@pytest.mark.parametrize("where", ["elsewhere.0123abcd", _here()[:-8] + "0123abcd"])
+@pytest.mark.parametrize("kind", ["partial", "replaced"])
+def test_leftovers_from_elsewhere_are_left_alone(tmp_path: Path, where: str, kind: str) -> None:
+    """Another host, or a container whose host has the same name: the number of the process says nothing here."""
+    theirs = tmp_path / f".set.{kind}-{where}-{DEAD}"
+    theirs.mkdir()  # as it is just after mkdir, and just before the rename: no file says whose it is
     small(tmp_path / "set")
     assert theirs.exists()
 
 
+def test_leftovers_from_elsewhere_are_removed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / f".set.partial-elsewhere.0123abcd-{DEAD}"
+    theirs.mkdir()
+    monkeypatch.setattr(
+        publish, "_FORGOTTEN_S", 0.0
+    )  # the change time of a directory cannot be set to last week
+    small(tmp_path / "set")
+    assert list(tmp_path.iterdir()) == [tmp_path / "set"]
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no `unshare` here to make a PID namespace with")
+def test_another_pid_namespace_is_elsewhere() -> None:
+    code = "from hpctrain.h5.publish import _here; print(_here())"
+    rootless = [] if os.getuid() == 0 else ["--map-root-user"]
+    done = subprocess.run(
+        ["unshare", *rootless, "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
+        timeout=DEADLINE_S,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip(f"no PID namespace can be made here: {done.stderr.strip()}")
+    theirs, ours = done.stdout.strip(), _here()
+    assert theirs.rsplit(".", 1)[0] == ours.rsplit(".", 1)[0]
+    assert theirs != ours
+
+
 def test_names_that_only_look_alike_are_left_alone(tmp_path: Path) -> None:
-    for name in (".set.partial-1", ".set2.partial-999999999-0123abcd", ".set.partial-999999999-0123abcd.bak"):
+    leftover = f"partial-{_here()}-{DEAD}"
+    names = (".set.partial-1", f".set2.{leftover}", f".set.{leftover}.bak", f".set.partial-x.{leftover}")
+    for name in names:
         (tmp_path / name).mkdir()
     small(tmp_path / "set")
-    assert len(list(tmp_path.iterdir())) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "set"])
 
 
 def test_a_name_that_is_taken(tmp_path: Path) -> None:
@@ -159,14 +198,58 @@ def test_a_failed_overwrite_keeps_the_old_set(tmp_path: Path) -> None:
 
 def test_a_kill_between_the_renames_of_an_overwrite_is_mended(tmp_path: Path) -> None:
     small(tmp_path / "set", 1)
-    (tmp_path / "set").rename(tmp_path / ".set.replaced-999999999-0123abcd")
+    aside = tmp_path / f".set.replaced-{_here()}-{DEAD}"
+    (tmp_path / "set").rename(aside)
     with pytest.raises(UsageError, match="exists already"):
         small(tmp_path / "set", 2)
     assert value_in(tmp_path / "set") == 1
-    shutil.copytree(tmp_path / "set", tmp_path / ".set.replaced-999999999-0123abcd")
+    shutil.copytree(tmp_path / "set", aside)
     small(tmp_path / "set", 3, overwrite=True)
     assert value_in(tmp_path / "set") == 3
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error")])
+@pytest.mark.parametrize("renamed", [0, 1])
+def test_an_interrupt_between_the_renames_of_an_overwrite_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, renamed: int
+) -> None:
+    small(tmp_path / "set", 1)
+    rename, done = Path.rename, []
+
+    def interrupted(path: Path, target: Path) -> Path:
+        done.append(path)
+        if len(done) == renamed + 1:
+            raise error
+        return rename(path, target)
+
+    # A signal cannot be made to arrive between two system calls.
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StorageError):
+        small(tmp_path / "set", 2, overwrite=True)
+    assert value_in(tmp_path / "set") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_all_files_below_are_durable_before_the_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def fsync(path: Path) -> None:
+        synced.append("parent" if path == tmp_path else path.name)
+        fsync_path(path)
+
+    monkeypatch.setattr(publish, "fsync_path", fsync)  # what is durable shows only when the power fails
+    with publishing(tmp_path / "set", "marker") as partial:
+        (partial / "train" / "deep").mkdir(parents=True)
+        for name in ("marker", "train/a", "train/deep/b"):
+            (partial / name).write_text("x")
+        top = partial.name
+    assert sorted(synced) == sorted(["b", "deep", "a", "train", "marker", top, "parent"])
+    assert synced[-2:] == [top, "parent"]
+    for entry, directory in (("b", "deep"), ("deep", "train"), ("a", "train")):
+        assert synced.index(entry) < synced.index(directory)
 
 
 def test_a_target_taken_meanwhile_is_not_replaced(tmp_path: Path) -> None:

@@ -72,10 +72,63 @@ def test_integer_labels_are_kept(raw: Path) -> None:
     assert source.read(0, 3)["label"].tolist() == [7, 0, 7]
 
 
-def test_numbers_beyond_int64_and_text_of_digits_stay_text(raw: Path) -> None:
-    source = open_source(write(raw, f"file,big,text\nimg/0.png,{10**20},1\nimg/1.png,{10**20},2\n"))
-    assert source.fields["text"].kind == "ragged"
-    assert source.fields["big"].dtype == np.float32
+def column(raw: Path, cells: list[str], name: str = "x") -> np.ndarray | list[str]:
+    lines = [f'img/0.png,"{cell}"\n' for cell in cells]
+    values = open_source(write(raw, f"file,{name}\n" + "".join(lines))).read(0, len(cells))[name]
+    return [values.text(i) for i in range(len(cells))] if isinstance(values, Ragged) else values
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["007", "008", "009"],
+        ["12345678901234567890", "12345678901234567891", "12345678901234567892"],
+        ["1_0", "2_0"],
+        ["0.5", "007"],
+        ["0.5", str(10**20)],
+        ["01.5", "2"],
+        ["1.5e1_0", "2"],
+        ["0x1f", "1"],
+        ["٣", "٤"],
+        ["."],
+        ["e5"],
+        [" ", "1"],
+        ["+", "-"],
+    ],
+)
+def test_names_that_look_like_numbers_stay_text(raw: Path, cells: list[str]) -> None:
+    assert column(raw, cells) == cells
+
+
+def test_a_text_column_of_digits_stays_text(raw: Path) -> None:
+    assert column(raw, ["1", "2"], "text") == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "dtype"),
+    [
+        (["0", "-7", "+12", str(10**18 - 1)], np.int64),
+        ([" 16777217", "3 "], np.int64),
+        (["0.5", "3", "-.25", "7.", "1e3", "2.5E-2", "+1.e1", " 4.5"], np.float32),
+        (["inf", "-Infinity", "1"], np.float32),
+    ],
+)
+def test_numbers_become_numbers(raw: Path, cells: list[str], dtype: type) -> None:
+    values = column(raw, cells)
+    assert isinstance(values, np.ndarray)
+    assert values.dtype == dtype
+    assert values.tolist() == [dtype(float(cell)) if dtype == np.float32 else int(cell) for cell in cells]
+
+
+def test_nan_is_a_number(raw: Path) -> None:
+    values = column(raw, ["nan", "NaN", "1.5"])
+    assert isinstance(values, np.ndarray)
+    assert np.isnan(values).tolist() == [True, True, False]
+
+
+def test_numbers_beyond_float32_are_refused(raw: Path) -> None:
+    with pytest.raises(DataError, match=r"'x', row 2 after the header: 1e39 is beyond float32 .*; scale"):
+        column(raw, ["0.5", "1e39"])
 
 
 @pytest.mark.parametrize(
@@ -95,6 +148,11 @@ def test_numbers_beyond_int64_and_text_of_digits_stay_text(raw: Path) -> None:
             "file,label\nimg/0.png,a\nimg/9.png,b\nnowhere/1.png,c\n",
             r"2 of 3 files are not there \(first: 'img/9.png', 'nowhere/1.png'\); paths are relative to the table",
         ),
+        ("file,count\nimg/0.png,1\n,2\n", r"'file' is empty in 1 of 2 rows \(first: row 2"),
+        ("file\n.\nimg/0.png\n", r"1 of 2 files are not there \(first: '.'\)"),
+        ("file\nimg/0.png\nimg\nimg/..\n", r"2 of 3 files are not there \(first: 'img', 'img/..'\)"),
+        ("file\na\0b/0.png\n", r"1 of 1 files are not there"),
+        (f"file\n{'x' * 300}/0.png\n", r"1 of 1 files are not there"),
     ],
 )
 def test_bad_tables(raw: Path, text: str, message: str) -> None:
