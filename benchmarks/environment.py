@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpctrain import __version__
+from hpctrain.comm.builder.cgroups import cgroup_folders
 from hpctrain.errors import ConfigError
 from hpctrain.launch.local import find_mpi
 
@@ -74,13 +76,14 @@ def cpu_flags() -> list[str]:
     return [flag for flag in CPU_FLAGS if flag in found]
 
 
-def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
-    """Cores that the control group allows (cgroup v2); None: no limit, or not known."""
-    try:
-        quota, period = path.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
+def cpu_quota(folders: Sequence[Path] | None = None) -> float | None:
+    """Cores that the control groups (`folders`, cgroup v2) allow, the least of them; None: no limit, or not known."""
+    cores = []
+    for folder in cgroup_folders("cpu") if folders is None else folders:
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            cores += [] if quota == "max" else [int(quota) / int(period)]
+    return min(cores, default=None)
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:

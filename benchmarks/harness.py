@@ -3,7 +3,7 @@
 Machines drift: caches warm, clocks fall, neighbours come and go. So every round measures all settings once, every
 second round in the opposite order of the one before (a steady drift then weighs on all settings alike), and a setting
 is compared with another by the ratio *within* a round, never by two medians of different moments. Warm-up
-measurements are made and thrown away.
+measurements are made and thrown away. The first round is measured whatever the time: without it there is no figure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Repetitions:
         rounds: rounds at most.
         min_rounds: where fewer would fit into the time, the last settings are left out instead (two always stay).
         warmup: settings measured once before and not counted; None: all of them.
-        deadline_s: on the clock of `measure`; a measurement that would probably end later is not begun.
+        deadline_s: on the clock of `measure`; a measurement after the first round that would probably end later is not
+            begun.
     """
 
     rounds: int
@@ -74,8 +75,8 @@ class Measurement:
 
     @property
     def baseline(self) -> str:
-        """The setting that ratios refer to."""
-        return self.settings[0]
+        """The setting that ratios refer to; empty where there was none to measure."""
+        return next(iter(self.settings), "")
 
     def measured(self) -> list[str]:
         """Settings with at least one observation, in their order."""
@@ -88,8 +89,12 @@ class Measurement:
 
     def pairs(self, setting: str, other: str, quantity: str) -> list[tuple[float, float]]:
         """(value of `setting`, value of `other`) of each round that has both."""
+        return list(self.pairs_by_round(setting, other, quantity).values())
+
+    def pairs_by_round(self, setting: str, other: str, quantity: str) -> dict[int, tuple[float, float]]:
+        """The same, by the number of the round."""
         mine, theirs = self._by_round(setting, quantity), self._by_round(other, quantity)
-        return [(mine[number], theirs[number]) for number in mine if number in theirs]
+        return {number: (mine[number], theirs[number]) for number in mine if number in theirs}
 
     def ratios(self, setting: str, other: str, quantity: str) -> list[float]:
         """`setting` / `other` in each round that has both."""
@@ -170,7 +175,7 @@ class _Run:
                 self._done.ended = Ended.TIME
                 return
             for name in names:
-                if not self._fits([name]):
+                if number > 0 and not self._fits([name]):
                     self._done.ended = Ended.TIME
                     return
                 label = f"round {number + 1} of {self._repetitions.rounds} at most"

@@ -1,7 +1,8 @@
 """`precision`: number formats of compute, of the wire and of storage: speed and quality of real training runs.
 
 The three are chosen independently, so all combinations are trained (with `--quick`, each change alone). The effect of
-one format is the ratio of two runs of the same round that differ in nothing else. The same seed is used for all
+one format is the ratio of two runs of the same round that differ in nothing else; the ratios of a round are not
+independent of each other, so their geometric mean counts as one. The same seed is used for all
 settings of a round and another one in the next, so that differences of quality have a spread too.
 """
 
@@ -41,11 +42,15 @@ from hpctrain.h5.packed import open_packed
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """What is measured, and how long it may take (`budget_s` in all, `reader_s` of it for the reader alone)."""
+    """What is measured, and how long it may take (`budget_s` in all, `reader_s` of it for the reader alone).
+
+    Fewer formats rather than fewer than `min_training_rounds`: advice takes six rounds.
+    """
 
     formats: tuple[Formats, ...] = combined()
     training: Training = field(default_factory=Training)
     training_rounds: int = 6
+    min_training_rounds: int = 6
     num_fields: int = 2048
     field_side: int = 64
     read_s: float = 0.5
@@ -58,6 +63,7 @@ QUICK: Final = PrecisionConfig(
     formats=alone(),
     training=Training(epochs=1, width=16),
     training_rounds=3,
+    min_training_rounds=2,
     num_fields=512,
     read_s=0.2,
     reader_rounds=8,
@@ -74,7 +80,7 @@ def run_precision(
     report.config = dataclasses.asdict(config)
     report.notes, report.rules = _notes(config), [RULE]
     training = DigitsTraining(folder, config.training, say)
-    reader = measure_reader(config, folder, begun_s, say, clock)
+    reader = measure_reader(config, folder, say, clock)
     report.measurements["reader"] = reader
     trained = Measurement(())
     if reader.ended in (Ended.COMPLETE, Ended.TIME):
@@ -100,7 +106,10 @@ def measure_training(
         str(formats): partial(_train, training, formats) for formats in config.formats
     }
     repetitions = Repetitions(
-        config.training_rounds, warmup=tuple(settings)[:1], deadline_s=begun_s + config.budget_s
+        config.training_rounds,
+        config.min_training_rounds,
+        warmup=tuple(settings)[:1],
+        deadline_s=begun_s + config.budget_s,
     )
     return measure(settings, repetitions, lambda text: say(f"training {text}"), clock)
 
@@ -110,16 +119,14 @@ def _train(training: DigitsTraining, formats: Formats, round_number: int) -> Val
     return training.run(Storage(dtype=formats.storage), precision, seed=round_number + 2)
 
 
-def measure_reader(
-    config: PrecisionConfig, folder: Path, begun_s: float, say: Say, clock: Clock
-) -> Measurement:
-    """Read smooth float fields stored as float32 and as float16."""
+def measure_reader(config: PrecisionConfig, folder: Path, say: Say, clock: Clock) -> Measurement:
+    """Read smooth float fields stored as float32 and as float16, for `reader_s` once they are made."""
     fields = inputs.smooth_fields(config.num_fields, config.field_side)
     settings: dict[str, Callable[[int], Values]] = {
         store: partial(pack_and_read, fields, folder / "fields", PackOptions(store=store), config.read_s)
         for store in ("float32", "float16")
     }
-    repetitions = Repetitions(config.reader_rounds, deadline_s=begun_s + config.reader_s)
+    repetitions = Repetitions(config.reader_rounds, deadline_s=clock() + config.reader_s)
     return measure(settings, repetitions, lambda text: say(f"reader alone {text}"), clock)
 
 

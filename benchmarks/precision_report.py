@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -14,8 +15,8 @@ MAX_LOSS_OF_ACCURACY: Final = 0.005
 RULE: Final = (
     "a reduced format is recommended only if the 95 % interval of its paired speed ratio lies above 1 (compute and "
     "wire: training; storage: the reader alone, and training not slower) and the median paired accuracy falls by at "
-    f"most {100 * MAX_LOSS_OF_ACCURACY:g} percentage points; without an interval (fewer than 6 pairs) the wider "
-    "format stays."
+    f"most {100 * MAX_LOSS_OF_ACCURACY:g} percentage points, one ratio per round; without an interval (fewer than 6 "
+    "rounds) the wider format stays."
 )
 
 
@@ -58,23 +59,31 @@ def has_bf16(cpu_flags: list[str]) -> bool:
     return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(cpu_flags)
 
 
-def effect(trained: Measurement, axis: str, quantity: str) -> list[tuple[float, float]]:
-    """(reduced, wide) values of `quantity` of all runs of a round that differ in nothing but `axis`."""
-    found: list[tuple[float, float]] = []
+def effect(trained: Measurement, axis: str, quantity: str) -> list[list[tuple[float, float]]]:
+    """Round by round, (reduced, wide) values of `quantity` of all runs that differ in nothing but `axis`."""
+    found: dict[int, list[tuple[float, float]]] = {}
     for formats in combined():
         if getattr(formats, axis) != REDUCED[axis]:
-            found += trained.pairs(str(formats.reduced(axis)), str(formats), quantity)
-    return found
+            pairs = trained.pairs_by_round(str(formats.reduced(axis)), str(formats), quantity)
+            for number, pair in pairs.items():
+                found.setdefault(number, []).append(pair)
+    return [found[number] for number in sorted(found)]
 
 
 def speed_ratios(trained: Measurement, axis: str) -> list[float]:
-    """Samples/s of the reduced format over those of the wide one, pair by pair."""
-    return [reduced / wide for reduced, wide in effect(trained, axis, "samples_per_s")]
+    """Samples/s of the reduced format over those of the wide one: the geometric mean of each round's pairs.
+
+    One figure per round, because the pairs of a round share its moment and its seed: an interval over all pairs as if
+    they were independent would be too narrow.
+    """
+    rounds = effect(trained, axis, "samples_per_s")
+    return [statistics.geometric_mean([reduced / wide for reduced, wide in pairs]) for pairs in rounds]
 
 
-def accuracy_changes(trained: Measurement, axis: str) -> list[float]:
-    """Accuracy with the reduced format less that with the wide one, pair by pair."""
-    return [reduced - wide for reduced, wide in effect(trained, axis, "accuracy")]
+def changes_of(trained: Measurement, axis: str, quantity: str) -> list[float]:
+    """`quantity` with the reduced format less that with the wide one: the mean of each round's pairs."""
+    rounds = effect(trained, axis, quantity)
+    return [statistics.fmean([reduced - wide for reduced, wide in pairs]) for pairs in rounds]
 
 
 def advise(axis: str, trained: Measurement) -> str:
@@ -84,9 +93,9 @@ def advise(axis: str, trained: Measurement) -> str:
     if not ratios:
         return f"{axis.capitalize()}: keep {wide}; {reduced} was not measured."
     found, words = Summary.of(ratios), f"{reduced} trains at {with_interval(ratios)} x the speed of {wide}"
-    changes = accuracy_changes(trained, axis)
+    changes = changes_of(trained, axis, "accuracy")
     if found.interval is None:
-        return f"{axis.capitalize()}: keep {wide}: {words}, too few pairs to tell."
+        return f"{axis.capitalize()}: keep {wide}: {words}, too few rounds to tell."
     if found.interval.high < 1:
         return f"{axis.capitalize()}: keep {wide}: {words}, it is slower here."
     if found.interval.low <= 1:
@@ -106,12 +115,12 @@ def advise_storage(trained: Measurement, reader: Measurement) -> str:
     words = f"float16 reads {with_interval(ratios)} x the samples/s of float32"
     interval, trains = Summary.of(ratios).interval, speed_ratios(trained, "storage")
     if interval is None:
-        return f"Storage: keep float32: {words}, too few pairs to tell."
+        return f"Storage: keep float32: {words}, too few rounds to tell."
     if interval.low <= 1:
         return f"Storage: keep float32: {words}, no gain that can be told from noise."
     if not trains:
         return f"Storage: keep float32: {words}, but training with it was not measured."
-    slower, changes = Summary.of(trains).interval, accuracy_changes(trained, "storage")
+    slower, changes = Summary.of(trains).interval, changes_of(trained, "storage", "accuracy")
     if (slower is not None and slower.high < 1) or not keeps_accuracy(changes):
         what = f"training runs at {with_interval(trains)} x and accuracy changes by {_points(changes)} points"
         return f"Storage: keep float32: {words}, but {what}."
@@ -164,9 +173,9 @@ def effects_table(trained: Measurement) -> Table:
     """The effect of each reduced format, the others held fixed."""
     rows = []
     for axis, reduced in REDUCED.items():
-        ratios, changes = speed_ratios(trained, axis), accuracy_changes(trained, axis)
+        ratios, changes = speed_ratios(trained, axis), changes_of(trained, axis, "accuracy")
         if ratios:
-            lost = [small - wide for small, wide in effect(trained, axis, "loss")]
+            lost = changes_of(trained, axis, "loss")
             rows.append(
                 (
                     f"{axis} {reduced}",
@@ -176,12 +185,12 @@ def effects_table(trained: Measurement) -> Table:
                     _median(lost),
                 )
             )
-    columns = ("format", "pairs", "speed ratio (95 %)", "accuracy, points", "last loss")
+    columns = ("format", "rounds", "speed ratio (95 %)", "accuracy, points", "last loss")
     return Table(
         "Effect of one format, the others held fixed",
         columns,
         rows,
-        "Medians of paired ratios and differences.",
+        "Medians over rounds; of each round, the mean of all paired ratios and differences.",
     )
 
 

@@ -30,8 +30,9 @@ NEAR: Final = 0.95
 WORTH_IT: Final = 0.95
 """A codec that stores more than this share of the uncompressed bytes is not worth having."""
 RULE: Final = (
-    "of the settings that read at least 95 % as fast as the fastest (cold where it was measured, else warm), the one "
-    "with the fewest stored bytes; but uncompressed, where that is among them and the codec saves less than 5 %."
+    "of the settings that read at least 95 % as fast as the fastest (cold where it was measured, else warm; medians of "
+    "ratios within rounds), the one with the fewest stored bytes; but uncompressed, where that is among them and the "
+    "codec saves less than 5 %."
 )
 
 
@@ -75,13 +76,16 @@ def run_storage(
     pictures, description = inputs.pictures(config.num_pictures)
     report.notes = _notes(config, description)
     report.rules = [RULE]
-    alone = measure_reader(config, pictures, folder, begun_s, say, clock)
+    alone = measure_reader(config, pictures, folder, say, clock)
     report.measurements["reader"] = alone
     report.tables.append(reader_table(alone))
     report.advice.append(advise(alone))
     if alone.ended not in (Ended.COMPLETE, Ended.TIME):
         return
     trained = measure_training(config, training, alone, begun_s, say, clock)
+    if not trained.settings:
+        report.notes.append("Training was not measured: the reader measured none of its codecs.")
+        return
     report.measurements["training"] = trained
     report.tables.append(training_table(trained))
     report.environment["numerics"] = training.numerics
@@ -96,11 +100,10 @@ def measure_reader(
     config: StorageConfig,
     pictures: npt.NDArray[np.uint8],
     folder: Path,
-    begun_s: float,
     say: Say,
     clock: Clock,
 ) -> Measurement:
-    """Pack and read, for every codec and chunk size."""
+    """Pack and read, for every codec and chunk size, for `reader_s` from now: fetching the data does not count."""
     settings: dict[str, Callable[[int], Values]] = {}
     for chunk in config.chunk_samples:
         for codec in config.codecs:
@@ -108,7 +111,7 @@ def measure_reader(
             settings[setting_name(codec, chunk)] = partial(
                 pack_and_read, pictures, folder / "set", options, config.read_s
             )
-    repetitions = Repetitions(config.reader_rounds, deadline_s=begun_s + config.reader_s)
+    repetitions = Repetitions(config.reader_rounds, deadline_s=clock() + config.reader_s)
     return measure(settings, repetitions, lambda text: say(f"reader alone {text}"), clock)
 
 
@@ -154,10 +157,16 @@ def _train(training: DigitsTraining, storage: Storage, round_number: int) -> Val
 
 
 def best_chunk(alone: Measurement, codec: str, chunks: tuple[int, ...]) -> int | None:
-    """The chunk size at which the reader alone was fastest (median, warm); None where none was measured."""
-    rates = {chunk: alone.values(setting_name(codec, chunk), "warm_gb_per_s") for chunk in chunks}
-    medians = {chunk: Summary.of(found).median for chunk, found in rates.items() if found}
-    return max(medians, key=medians.__getitem__, default=None)
+    """The chunk size at which the reader alone was fastest (warm); None where none was measured."""
+    names = {setting_name(codec, chunk): chunk for chunk in chunks}
+    speeds = relative_speeds(alone, list(names), alone.baseline, "warm_gb_per_s")
+    return names[max(speeds, key=speeds.__getitem__)] if speeds else None
+
+
+def relative_speeds(alone: Measurement, names: list[str], other: str, quantity: str) -> dict[str, float]:
+    """Median ratio of each setting to `other`, within rounds; settings without a common round are left out."""
+    ratios = {name: alone.ratios(name, other, quantity) for name in names}
+    return {name: Summary.of(found).median for name, found in ratios.items() if found}
 
 
 def advise(alone: Measurement) -> str:
@@ -165,23 +174,23 @@ def advise(alone: Measurement) -> str:
     names = alone.measured()
     if not names:
         return "Nothing was measured, so nothing is recommended."
-    quantity = (
-        "cold_gb_per_s" if all(alone.values(name, "cold_gb_per_s") for name in names) else "warm_gb_per_s"
-    )
+    quantity, speeds = "cold_gb_per_s", relative_speeds(alone, names, alone.baseline, "cold_gb_per_s")
+    if len(speeds) < len(names):
+        quantity, speeds = "warm_gb_per_s", relative_speeds(alone, names, alone.baseline, "warm_gb_per_s")
     rates = {name: Summary.of(alone.values(name, quantity)) for name in names}
     shares = {name: Summary.of(alone.values(name, "stored_share")).median for name in names}
-    fastest = max(rate.median for rate in rates.values())
-    near = [name for name in names if rates[name].median >= NEAR * fastest]
+    fastest = max(speeds, key=speeds.__getitem__)
+    near = [name for name, speed in relative_speeds(alone, names, fastest, quantity).items() if speed >= NEAR]
     chosen = min(near, key=shares.__getitem__)
     plain = [name for name in near if name.startswith("none,")]
     if plain and shares[chosen] > WORTH_IT * min(shares[name] for name in plain):
-        chosen = max(plain, key=lambda name: rates[name].median)
+        chosen = max(plain, key=speeds.__getitem__)
     temperature = "cold" if quantity.startswith("cold") else "warm"
     enough = rates[chosen].interval is not None
     opening = "Pack with" if enough else f"A hint only, from {rates[chosen].n} repetitions: pack with"
     return (
         f"{opening} {chosen}: {shares[chosen]:.2f} of the raw bytes, read {temperature} at "
-        f"{number(rates[chosen].median)} GB/s (fastest: {number(fastest)} GB/s)."
+        f"{number(rates[chosen].median)} GB/s (fastest: {number(rates[fastest].median)} GB/s)."
     )
 
 

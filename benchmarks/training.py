@@ -141,7 +141,11 @@ def _options(storage: Storage) -> PackOptions:
 def values_of(
     result: Mapping[str, Any], events: list[dict[str, Any]], num_samples: int, global_batch: int
 ) -> Values:
-    """The figures of a finished run, from its `result.json` and the events of rank 0."""
+    """The figures of a finished run, from its `result.json` and the events of rank 0.
+
+    Rates are over the times of the events, which are the wall clock's (`time.time`): a clock that is set during the run
+    falsifies its round, and `result.json` has no seconds of single steps, by which the first could be left out.
+    """
     steps = [event for event in events if event["kind"] == "step"]
     values = {f"seconds_{phase}": float(seconds) for phase, seconds in result["seconds"].items()}
     values |= {name: float(value) for name, value in result["metrics"].items()}

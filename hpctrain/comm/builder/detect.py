@@ -1,4 +1,4 @@
-"""What the machine offers to build Horovod with: torch, CUDA, NCCL, a C++ compiler (MPI: `build_mpi`).
+"""What the machine offers to build Horovod with: torch, CUDA, NCCL, a C++ compiler (MPI: `mpi`).
 
 Every function takes the environment variables and the prefix it looks at, runs small commands with a
 deadline and returns a frozen description; nothing is decided here (`hpctrain.comm.builder.plan` does). torch

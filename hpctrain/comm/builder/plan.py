@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.comm.builder import detect
 from hpctrain.comm.builder import mpi as mpi_of
+from hpctrain.comm.builder.cgroups import cgroup_folders
 from hpctrain.comm.builder.flags import build_flags, build_ingredients
 
 # One compiler on torch's templates was seen at 2.1 GiB (gcc 12, torch 2.13).
@@ -119,16 +121,15 @@ def default_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), _memory_bytes() // MEMORY_PER_JOB_BYTES))
 
 
-def _memory_bytes() -> int:
-    """Memory to be had: what the kernel calls available, or less where a control group allows less."""
+def _memory_bytes(folders: Sequence[Path] | None = None) -> int:
+    """Memory to be had: what the kernel calls available, or less where a control group (`folders`) allows less."""
     memory = Path("/proc/meminfo").read_text(encoding="ascii").split("MemAvailable:")[1].split()[0]
     available_bytes = int(memory) * 1024
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        available_bytes = min(available_bytes, int(limit)) if limit.isdigit() else available_bytes
+    for folder in cgroup_folders("memory") if folders is None else folders:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError):
+                limit = (folder / name).read_text(encoding="ascii").strip()
+                available_bytes = min(available_bytes, int(limit)) if limit.isdigit() else available_bytes
     return available_bytes
 
 

@@ -11,18 +11,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.comm.builder.causes import likely_cause
 from hpctrain.comm.builder.plan import Plan
 from hpctrain.errors import BuildError
+from hpctrain.resilience.signals import parent_death_request
 
 POLL_S = 0.5
 LAST_LINES = 15
 # A make that prints nothing for so long is not compiling: one unit takes a minute on a slow node.
 SILENCE_LIMIT_S = 1800.0
+# Waits for the end of the pipe whose other end only hpctrain has, then kills the process group $1 until none of it is
+# left. The tries are counted because the dead stay where nobody collects them (a container without an init).
+_GUARD = """read -r _; tries=0
+while [ $tries -lt 50 ] && kill -s KILL -- "-$1" 2>/dev/null; do tries=$((tries + 1)); sleep 0.1; done"""
 _PROGRESS = re.compile(
     rb"\[ *(\d+)%\] (?:Building|Linking) \w+ (?:CUDA )?(?:object|shared library|library)? ?(\S+)"
 )
@@ -55,11 +60,12 @@ def compile_wheel(
     log: Path,
     env: Mapping[str, str],
     report: Callable[[Progress], None],
+    lock: int | None = None,
 ) -> Path:
     """Build the wheel of a patched source tree into `scratch`, everything said going to `log`.
 
-    `report` is called about twice a second. Raises `BuildError` with the log's last lines and the likely
-    cause.
+    `report` is called about twice a second. If this process is killed, the compilers are ended, and until then the
+    lock (its descriptor) stays held. Raises `BuildError` with the log's last lines and the likely cause.
     """
     prefix = Path(sys.prefix)
     wheels = scratch / "wheels"
@@ -78,11 +84,10 @@ def compile_wheel(
             stderr=file,
             env=environment,
             start_new_session=True,
+            preexec_fn=parent_death_request(),  # for the moment in which there is no guard yet
         )
-    try:
+    with _guarded(process, lock):
         code = _follow(process, log, report)
-    finally:
-        _end_session(process)
     built = sorted(wheels.glob("horovod-*.whl"))
     if code != 0 or len(built) != 1:
         raise BuildError(failure_message(log, code))
@@ -156,6 +161,31 @@ def _follow(process: subprocess.Popen[bytes], log: Path, report: Callable[[Progr
                     "is a filesystem hanging? Run again, or with TMPDIR on a local disk"
                 )
             time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def _guarded(process: subprocess.Popen[bytes], lock: int | None) -> Iterator[None]:
+    """End the session of `process` on the way out, or, if this process is killed, from a guard in a session of its own.
+
+    The guard, and not the compilers, inherits the lock: pip and setuptools hand no descriptors on.
+    """
+    command = ["/bin/sh", "-c", _GUARD, "hpctrain-guard", str(process.pid)]
+    quiet = subprocess.DEVNULL
+    kept = () if lock is None else (lock,)
+    with contextlib.ExitStack() as ending:
+        ending.callback(_end_session, process)
+        guard = ending.enter_context(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=quiet,
+                stderr=quiet,
+                start_new_session=True,
+                pass_fds=kept,
+            )
+        )
+        ending.callback(guard.kill)  # first: once the session has ended, its number may be another's
+        yield
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:

