@@ -82,8 +82,6 @@ def test_an_interruption_prints_what_was_measured_and_leaves_nothing(
     report = tmp_path / "report.json"
     # Stands in for the data of a registry, as in conftest.py, and then runs the real command line.
     program = (
-        # a test run in the background inherits an ignored SIGINT
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import sys; from benchmarks import training, __main__; from tests.benchmarks.conftest import write_digits; "
         "training.prepare_digits = write_digits; __main__.main()"
     )

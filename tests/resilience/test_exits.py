@@ -43,7 +43,7 @@ class HorovodInternalError(RuntimeError):
         (FileNotFoundError(errno.ENOENT, "x"), FailureClass.BUG, 70),
         (MemoryError(), FailureClass.BUG, 70),
         (ZeroDivisionError(), FailureClass.BUG, 70),
-        (KeyboardInterrupt(), FailureClass.LEAVE, 75),
+        (KeyboardInterrupt(), FailureClass.OTHER, 72),
         (SystemExit(3), FailureClass.OTHER, 3),
         (SystemExit("text"), FailureClass.OTHER, 1),
         (SystemExit(None), FailureClass.OTHER, 0),

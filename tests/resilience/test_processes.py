@@ -36,6 +36,7 @@ def test_no_descendant_survives(how: str) -> None:
     try:
         descendants = Descendants()
         child, grandchild = family(how)
+        descendants.started(child.pid)
         if how != "stay":
             child.wait(20)
         assert grandchild in {process.pid for process in descendants.alive()}
@@ -43,6 +44,8 @@ def test_no_descendant_survives(how: str) -> None:
         child.wait(20)
         assert descendants.alive() == []
         assert is_gone(grandchild)
+        descendants.end_all()
+        assert not psutil.pid_exists(grandchild), "its exit status was taken: no zombie stays"
         assert bystander.poll() is None, "a process that was there before is none of ours"
     finally:
         bystander.kill()
@@ -52,6 +55,7 @@ def test_no_descendant_survives(how: str) -> None:
 def test_a_stopped_process_is_ended_too() -> None:
     descendants = Descendants()
     child, _ = family("stay")
+    descendants.started(child.pid)
     child.send_signal(signal.SIGSTOP)
     descendants.end_all()
     assert child.wait(20) == -signal.SIGKILL
