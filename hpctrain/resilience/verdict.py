@@ -132,8 +132,17 @@ def _hung(evidence: Evidence) -> Verdict:
     """Blame the rank that did not wait for others: one without a last word, else the one furthest behind."""
     hung = [record for record in evidence.records.values() if record.failure is FailureClass.HANG]
     hang = FailureClass.HANG
-    if len(evidence.missing) == 1 and all(_WAITING.search(record.phase) for record in hung):
-        rank, witness = evidence.missing[0], hung[0]
+    # A stopped process is woken when the launcher ends the job, and may still leave some other record: too late to
+    # count. Who had said nothing when the first watchdog bit is the one that the others waited for.
+    bitten_s = min(record.ended_unix_s for record in hung)
+    late = [
+        rank
+        for rank, record in evidence.records.items()
+        if record not in hung and record.ended_unix_s > bitten_s
+    ]
+    silent = [*evidence.missing, *late]
+    if len(silent) == 1 and all(_WAITING.search(record.phase) for record in hung):
+        rank, witness = silent[0], hung[0]
         reason = f"rank {rank} stopped without a word; rank {witness.rank} waited for it: {describe(witness)}"
         return Verdict(hang, hang.exit_code, rank, None, reason)
     first = min(hung, key=lambda item: (bool(_WAITING.search(item.phase)), item.step, item.ended_unix_s))

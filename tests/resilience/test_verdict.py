@@ -110,6 +110,13 @@ def test_a_stopped_rank_is_blamed_for_the_hang_of_the_others() -> None:
     assert "stopped without a word" in found.reason
 
 
+def test_a_stopped_rank_that_was_woken_at_the_end_is_blamed_too() -> None:
+    """The launcher's SIGCONT and SIGTERM wake it, and it leaves in good order: after the others' watchdogs bit."""
+    woken = replace(record(1, "leave", "reduce"), ended_unix_s=9.0)
+    found = judge(evidence(record(0, "hang", "reduce"), woken, record(2, "hang", "reduce")))
+    assert (found.failure, found.rank) == (FailureClass.HANG, 1)
+
+
 def test_summaries_go_into_json_with_one_entry_per_rank() -> None:
     entries = json.loads(json.dumps(rank_summaries({1: record(1, "bug")}, 2)))
     assert entries[0] == {"rank": 0, "failure": "killed", "code": None}
