@@ -204,13 +204,20 @@ class _StepJob:
         return StepBatches(self._epoch, self._step, lanes)
 
     def _gather(self, samples: NDArray[np.int64]) -> Fields:
-        chunk_of = self._plan.chunk_of(samples)
-        pieces = []
-        for chunk in np.unique(chunk_of).tolist():
-            positions = np.flatnonzero(chunk_of == chunk)
-            rows = samples[positions] - self._plan.chunk_starts[chunk]
-            pieces.append((self._window.get(chunk), rows, positions))
+        pieces = [
+            (self._window.get(chunk), samples[positions] - self._plan.chunk_starts[chunk], positions)
+            for chunk, positions in by_chunk(self._plan.chunk_of(samples))
+        ]
         return gather(self._packed, pieces, len(samples))
+
+
+def by_chunk(chunk_of: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each chunk that occurs, ascending, and the positions at which it does; one sort for all of them."""
+    order = np.argsort(chunk_of, kind="stable")
+    chunks, starts = np.unique(chunk_of[order], return_index=True)
+    ends = [*starts[1:], len(order)]
+    for chunk, start, end in zip(chunks.tolist(), starts, ends, strict=False):  # no chunk: one end too many
+        yield chunk, order[start:end]
 
 
 Piece = tuple[Fields, NDArray[np.int64], NDArray[np.int64]]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hpctrain.comm.world import World
-from hpctrain.data.loader import Fields, gather
+from hpctrain.data.loader import Fields, by_chunk, gather
 from hpctrain.errors import ConfigError
 from hpctrain.h5.packed import PackedSet
 from hpctrain.h5.reader import ChunkSource, read_sample_chunk
@@ -88,16 +88,13 @@ class Evaluator:
 
     def _read(self, samples: NDArray[np.int64]) -> Fields:
         starts = np.concatenate(([0], np.cumsum(self._packed.chunk_sizes)))
-        chunk_of = np.searchsorted(starts, samples, side="right") - 1
-        chunks = np.unique(chunk_of).tolist()
+        wanted = list(by_chunk(np.searchsorted(starts, samples, side="right").astype(np.int64) - 1))
         with ThreadPoolExecutor(2, thread_name_prefix="evaluate") as pool:
-            decoded = list(
-                pool.map(lambda chunk: read_sample_chunk(self._packed, self._source, chunk), chunks)
-            )
-        pieces = []
-        for chunk, fields in zip(chunks, decoded, strict=True):
-            positions = np.flatnonzero(chunk_of == chunk)
-            pieces.append((fields, samples[positions] - starts[chunk], positions))
+            decoded = pool.map(lambda item: read_sample_chunk(self._packed, self._source, item[0]), wanted)
+            pieces = [
+                (fields, samples[positions] - starts[chunk], positions)
+                for (chunk, positions), fields in zip(wanted, decoded, strict=True)
+            ]
         return gather(self._packed, pieces, len(samples))
 
 

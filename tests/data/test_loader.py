@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.loader import Loader, gather
+from hpctrain.data.loader import Loader, by_chunk, gather
 from hpctrain.data.plan import Plan
 from hpctrain.errors import DataError
 from hpctrain.h5.chunks import ChunkSource
@@ -159,3 +159,12 @@ def test_gather_keeps_the_dtype(packed: PackedSet, source: FileSource) -> None:
     assert batch["image"].dtype == np.uint8
     assert isinstance(batch["text"], Ragged)
     assert batch["number"].tolist() == [0, 2]
+
+
+@given(st.lists(st.integers(0, 9), max_size=60))
+def test_positions_by_chunk(chunks: list[int]) -> None:
+    chunk_of = np.array(chunks, dtype=np.int64)
+    found = list(by_chunk(chunk_of))
+    assert [chunk for chunk, _ in found] == sorted(set(chunks))
+    for chunk, positions in found:
+        assert np.array_equal(positions, np.flatnonzero(chunk_of == chunk))
