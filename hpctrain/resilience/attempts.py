@@ -26,7 +26,11 @@ _ATTEMPT_NAME = re.compile(r"a(\d{4,})")
 
 @dataclass(frozen=True)
 class StartRecord:
-    """`start.json`: who launched the attempt, and the checkpoints it may restore (newest first)."""
+    """`start.json`: who launched the attempt, and the checkpoints it may restore (newest first).
+
+    Under Slurm, `job` is the id of the supervisor's job, `restart` counts its requeues, and `submitted_unix_s` is when
+    it was submitted; attempts of one job are one submission.
+    """
 
     attempt: int
     num_ranks: int
@@ -38,6 +42,9 @@ class StartRecord:
     nodes: list[str]
     started_unix_s: float
     version: str
+    job: str = ""
+    restart: int = 0
+    submitted_unix_s: float | None = None
 
 
 @dataclass(frozen=True)
