@@ -27,6 +27,7 @@ from hpctrain.checkpoint.names import MANIFEST, CheckpointName, committed_checkp
 from hpctrain.checkpoint.snapshot import Cursor, Snapshot
 from hpctrain.durable import fsync_path
 from hpctrain.errors import HpctrainError, StorageError
+from hpctrain.resilience.attempts import is_superseded
 from hpctrain.resilience.faults import fault_point
 
 BLOCK_BYTES = 16 << 20
@@ -53,7 +54,7 @@ class CheckpointStore:
     """The `checkpoints/` directory of a run, as one attempt sees it.
 
     Args:
-        directory: where the checkpoints lie; made at the first commit.
+        directory: `checkpoints/` of a run directory; made at the first commit.
         attempt: number of this attempt; every name it writes carries it.
         admissible: names that this attempt may restore. With its own they are all it counts; anything else is a late
             write of an older attempt.
@@ -89,10 +90,15 @@ class CheckpointStore:
         return final
 
     def prune(self, keep: int) -> None:
-        """Keep the newest `keep` checkpoints that count, and remove all others."""
+        """Keep the newest `keep` checkpoints that count, and remove all others.
+
+        An attempt that was superseded removes nothing: to it, those of the newer one do not count.
+        """
         kept = [name for name in self.committed() if self._counts(name)][:keep]
         for name in self.committed():
             if name not in kept:
+                if self._is_superseded():  # asked each time: removing the one before may have taken long
+                    return
                 fault_point("checkpoint.prune")
                 # renamed first, so that no half-removed directory carries a committed name
                 doomed = self.directory / f".tmp-pruned-{name}-a{self.attempt:04d}"
@@ -102,10 +108,13 @@ class CheckpointStore:
     def set_aside(self, name: str) -> None:
         """Give a damaged checkpoint the name `refused-NAME`: kept to be looked at, no longer counted."""
         with contextlib.suppress(OSError):  # where it cannot be renamed it is refused again next time
-            os.rename(self.directory / name, self.directory / f"refused-{name}")
+            if not self._is_superseded():
+                os.rename(self.directory / name, self.directory / f"refused-{name}")
 
     def sweep(self) -> None:
-        """Remove what killed writers left behind. Only the owner of the run may call it."""
+        """Remove what killed writers left behind; not what a newer attempt is writing."""
+        if self._is_superseded():
+            return
         for path in self.directory.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -115,6 +124,9 @@ class CheckpointStore:
 
     def _counts(self, name: CheckpointName) -> bool:
         return name.attempt == self.attempt or str(name) in self._admissible
+
+    def _is_superseded(self) -> bool:
+        return is_superseded(self.directory.parent, self.attempt)
 
     def blocks(self, name: str) -> list[Block]:
         """The blocks that the manifest of a checkpoint lists, after a check of the file sizes.

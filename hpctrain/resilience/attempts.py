@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from hpctrain.checkpoint.names import committed_checkpoints, newest_step
 from hpctrain.durable import replace_file
-from hpctrain.errors import StorageError
+from hpctrain.errors import PeerError, StorageError
 from hpctrain.resilience.exits import FailureClass
 
 ATTEMPT_VARIABLE = "HPCTRAIN_ATTEMPT_DIR"
@@ -28,8 +28,9 @@ _ATTEMPT_NAME = re.compile(r"a(\d{4,})")
 class StartRecord:
     """`start.json`: who launched the attempt, and the checkpoints it may restore (newest first).
 
-    Under Slurm, `job` is the id of the supervisor's job, `restart` counts its requeues, and `submitted_unix_s` is when
-    it was submitted; attempts of one job are one submission.
+    Under Slurm, `job` is the id of the supervisor's job, `submission` that of the job which the user submitted (another
+    one where successors take the place of requeueing), `restart` counts its requeues, and `submitted_unix_s` is when it
+    was submitted. Budgets count over a submission.
     """
 
     attempt: int
@@ -43,6 +44,7 @@ class StartRecord:
     started_unix_s: float
     version: str
     job: str = ""
+    submission: str = ""
     restart: int = 0
     submitted_unix_s: float | None = None
 
@@ -109,6 +111,32 @@ def next_attempt(run_dir: Path) -> int:
 def list_attempts(run_dir: Path) -> list[Attempt]:
     """All attempts of a run, the oldest first."""
     return [_load_attempt(run_dir, number) for number in sorted(_numbers(run_dir / "attempts"))]
+
+
+def newest_attempt(run_dir: Path) -> int:
+    """The highest number taken so far; 0 where there is none."""
+    return max(_numbers(run_dir / "attempts"), default=0)
+
+
+def started_after(run_dir: Path, attempt: int) -> list[int]:
+    """The attempts with a higher number and a start record, in order; one directory is listed.
+
+    A directory alone does not count: a supervisor that was cut off may make one late, and then learns that it lost the
+    run (`hpctrain.resilience.lease`).
+    """
+    numbers = sorted(number for number in _numbers(run_dir / "attempts") if number > attempt)
+    return [number for number in numbers if (attempt_dir(run_dir, number) / "start.json").exists()]
+
+
+def is_superseded(run_dir: Path, attempt: int) -> bool:
+    """Whether a newer attempt was started, so that nobody waits for what `attempt` still does."""
+    return bool(started_after(run_dir, attempt))
+
+
+def refuse_superseded(run_dir: Path, attempt: int) -> None:
+    """Raise `PeerError` in a process of an attempt that goes on after a newer one was started."""
+    if newer := started_after(run_dir, attempt):
+        raise PeerError(f"attempt {attempt} was superseded by attempt {newer[-1]}: it ends here")
 
 
 def write_start(run_dir: Path, record: StartRecord) -> None:

@@ -16,8 +16,10 @@ from hpctrain.comm.world import stop_world
 from hpctrain.config import RunConfig, parse_run
 from hpctrain.durable import replace_file
 from hpctrain.observe.events import EventLog
-from hpctrain.resilience.attempts import attempt_dir
+from hpctrain.resilience.attempts import attempt_dir, refuse_superseded
 from hpctrain.resilience.exits import EndRecord, FailureClass, write_end_record
+from hpctrain.resilience.processes import pid_namespace
+from hpctrain.resilience.scratch import enter_scratch
 from hpctrain.resilience.signals import StopFlag
 from hpctrain.resilience.watchdog import Watchdog
 from hpctrain.training.phases import Phases
@@ -49,11 +51,16 @@ class RankAttempt:
         self.stop.install()  # before the pid is known: who reads it may send a signal at once
         ranks = self.directory / "ranks"
         ranks.mkdir(parents=True, exist_ok=True)
-        identity = {"host": socket.gethostname(), "pid": os.getpid()}
+        identity = {"host": socket.gethostname(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
         replace_file(ranks / f"{self.rank}.pid.json", json.dumps(identity).encode())
 
     def open(self) -> None:
-        """Read what this rank is to do, and begin to watch it."""
+        """Read what this rank is to do, and begin to watch it.
+
+        Raises `PeerError` where a newer attempt was started: this rank was launched on a node that was cut off.
+        """
+        refuse_superseded(self.run_dir, self.number)
+        enter_scratch(self.number)
         self.start = json.loads((self.directory / "start.json").read_bytes())
         self.config = parse_run(tomllib.loads((self.run_dir / "run.toml").read_text(encoding="utf-8")))
         limits = self.config.resilience

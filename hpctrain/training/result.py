@@ -9,11 +9,16 @@ from typing import Any
 
 from hpctrain.checkpoint.snapshot import state_digest, take_snapshot, weights_digest
 from hpctrain.durable import replace_file
+from hpctrain.resilience.attempts import refuse_superseded
 from hpctrain.training.loop import Run
 
 
 def write_result(run: Run, run_dir: Path, attempt: int) -> None:
-    """Write the result of a finished run (on rank 0), whole or not at all."""
+    """Write the result of a finished run (on rank 0), whole or not at all.
+
+    Raises `PeerError` where a newer attempt was started: the run, and its result, are that one's.
+    """
+    refuse_superseded(run_dir, attempt)
     document = describe_result(run, run_dir, attempt)
     replace_file(run_dir / "result.json", json.dumps(document, indent=1).encode())
 

@@ -164,6 +164,47 @@ def test_a_refused_checkpoint_is_set_aside_and_no_longer_counts(tmp_path: Path) 
     assert sorted(os.listdir(directory)) == [f"refused-{damaged}", mine]
 
 
+def supersede(run_dir: Path, attempt: int) -> None:
+    (run_dir / "attempts" / f"a{attempt:04d}").mkdir(parents=True)
+    (run_dir / "attempts" / f"a{attempt:04d}" / "start.json").write_text("{}")
+
+
+def test_a_superseded_attempt_removes_and_renames_nothing(tmp_path: Path) -> None:
+    """A zombie on a node that was cut off goes on to save; to it, what the newer attempt saved is a stranger's."""
+    directory = tmp_path / "checkpoints"
+    zombie, newer = CheckpointStore(directory, 3), CheckpointStore(directory, 4)
+    supersede(tmp_path, 3)
+    old = zombie.commit(snapshot(40)).name
+    supersede(tmp_path, 4)
+    mine = newer.commit(snapshot(30)).name
+    (directory / ".tmp-step-000000035-a0004-7").mkdir()  # being written
+    late = zombie.commit(snapshot(50)).name
+    everything = sorted(os.listdir(directory))
+    zombie.prune(1)
+    zombie.sweep()
+    zombie.set_aside(mine)
+    assert sorted(os.listdir(directory)) == everything
+    newer.prune(1)
+    assert names(newer) == [mine], f"{old} and {late} are the zombie's"
+    newer.sweep()
+    assert os.listdir(directory) == [mine]
+
+
+def test_pruning_stops_when_the_attempt_is_superseded_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "checkpoints"
+    written = [commit(directory, step, 3) for step in (30, 20, 10)]
+
+    def starts_now(point: str) -> None:
+        supersede(tmp_path, 4)
+
+    monkeypatch.setattr("hpctrain.checkpoint.store.fault_point", starts_now)
+    store = CheckpointStore(directory, 3)
+    store.prune(1)
+    assert names(store) == [written[0], written[2]]
+
+
 @pytest.mark.parametrize("point", ["restore.verify", "restore.block", "restore.load"])
 @pytest.mark.parametrize("fault", ["eio", "enospc"])
 def test_a_file_that_cannot_be_read_now_is_no_damage(

@@ -9,16 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.checkpoint.names import committed_checkpoints, newest_step
-from hpctrain.errors import StorageError
+from hpctrain.errors import PeerError, StorageError
 from hpctrain.resilience.attempts import (
     EndSummary,
     StartRecord,
     admissible_checkpoints,
     attempt_dir,
+    is_superseded,
     list_attempts,
+    newest_attempt,
     next_attempt,
     read_end,
     read_start,
+    refuse_superseded,
+    started_after,
     write_end,
     write_json,
     write_start,
@@ -137,6 +141,20 @@ def test_an_attempt_that_launched_nothing_is_passed_over(tmp_path: Path) -> None
     ten = commit(tmp_path, 10, 1)
     next_attempt(tmp_path)  # its supervisor died before the start record
     assert admissible_checkpoints(tmp_path, 3) == [ten]
+
+
+def test_an_attempt_is_superseded_by_the_start_of_a_newer_one(tmp_path: Path) -> None:
+    assert newest_attempt(tmp_path) == 0
+    assert not is_superseded(tmp_path, 1)
+    assert [begin(tmp_path), begin(tmp_path)] == [1, 2]
+    assert (is_superseded(tmp_path, 1), is_superseded(tmp_path, 2)) == (True, False)
+    assert [next_attempt(tmp_path), newest_attempt(tmp_path)] == [3, 3]
+    assert not is_superseded(tmp_path, 2), "a directory that nothing was started in"
+    begin(tmp_path)
+    assert started_after(tmp_path, 1) == [2, 4]
+    refuse_superseded(tmp_path, 4)
+    with pytest.raises(PeerError, match="attempt 2 was superseded by attempt 4"):
+        refuse_superseded(tmp_path, 2)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
