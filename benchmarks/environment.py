@@ -19,7 +19,7 @@ from typing import Any, Final
 from hpctrain import __version__
 from hpctrain.comm.builder.cgroups import cgroup_folders
 from hpctrain.errors import ConfigError
-from hpctrain.launch.local import find_mpi
+from hpctrain.launch.mpi import find_mpi
 
 ROOT: Final = Path(__file__).parents[1]
 """The checkout the benchmarks run from."""

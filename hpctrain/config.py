@@ -11,7 +11,7 @@ import difflib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,6 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hpctrain.errors import ConfigError
 
 WEIGHTS = {"changes_weights": True}
+
+Launcher = Literal["auto", "mpirun", "srun-pmix", "srun-pmi2", "cray_shasta"]
+LAUNCHERS: tuple[str, ...] = get_args(Launcher)
 
 
 class _Section(BaseModel):
@@ -243,8 +246,57 @@ class ResilienceSection(_Section):
     ] = 3
     backoff_s: Annotated[
         float,
-        Field(ge=0, description="First wait before a relaunch after an I/O failure; doubles up to 60 s."),
+        Field(
+            ge=0,
+            description="First wait before a relaunch after a failure of storage or launcher; doubles up to 60 s.",
+        ),
     ] = 1.0
+    leave_margin_s: Annotated[
+        float,
+        Field(
+            ge=1,
+            description="Under Slurm: seconds before the end of the job that stay free for ending the ranks and for "
+            "requeueing. The state is saved so long before them as two saves and two steps have taken.",
+        ),
+    ] = 30.0
+
+
+class ClusterSection(_Section):
+    """How ranks are placed inside a Slurm job; without one, only `launcher` matters."""
+
+    launcher: Annotated[
+        Launcher,
+        Field(
+            description="What starts the ranks. `auto`: `srun-pmix` in a Slurm job, else `mpirun`. Also "
+            "`$HPCTRAIN_LAUNCHER`."
+        ),
+    ] = "auto"
+    spare_nodes: Annotated[
+        int,
+        Field(
+            ge=0, description="Nodes of the job that stay idle until one fails; ask sbatch for so many more."
+        ),
+    ] = 0
+    min_ranks: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="After a node failure go on with so many ranks at least, other lanes per rank (last bits of "
+            "the weights may differ); 0: only with all.",
+        ),
+    ] = 0
+    container: Annotated[
+        list[str],
+        Field(
+            description='Command in front of every rank, such as `["apptainer", "exec", "--nv", "image.sif"]`. Also '
+            "`$HPCTRAIN_CONTAINER`, its words separated by blanks."
+        ),
+    ] = []
+    srun_options: Annotated[list[str], Field(description="Further options for srun.")] = []
+    walltime_s: Annotated[
+        float,
+        Field(ge=0, description="Time limit of the job where Slurm cannot be asked for it; 0: not known."),
+    ] = 0.0
 
 
 class RunConfig(_Section):
@@ -266,6 +318,7 @@ class RunConfig(_Section):
     staging: StagingSection = StagingSection()
     checkpoint: CheckpointSection = CheckpointSection()
     resilience: ResilienceSection = ResilienceSection()
+    cluster: ClusterSection = ClusterSection()
 
     @model_validator(mode="after")
     def _checks_across_fields(self) -> RunConfig:

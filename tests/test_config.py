@@ -53,6 +53,10 @@ def test_toml_round_trip() -> None:
         ("name", "a/b", "name = 'a/b'"),
         ("checkpoint", {"interval_steps": 0, "interval_s": 0}, "nothing would ever be saved"),
         ("resilience.hang_timeout_s", 0, "greater than 0"),
+        ("resilience.leave_margin_s", 0.5, "greater than or equal to 1"),
+        ("cluster.launcher", "srun", "cluster.launcher = 'srun': .*'srun-pmix'"),
+        ("cluster.spare_nodes", -1, "greater than or equal to 0"),
+        ("cluster.container", "image.sif", "cluster.container = 'image.sif': .*list"),
     ],
 )
 def test_refusals_name_key_value_and_mend(path: str, value: Any, said: str) -> None:
@@ -101,6 +105,9 @@ def test_what_changes_the_weights_is_known() -> None:
         ("data.io_threads", 3),
         ("staging.dir", "/ssd"),
         ("name", "y"),
+        ("cluster.launcher", "mpirun"),
+        ("cluster.min_ranks", 1),
+        ("resilience.leave_margin_s", 60),
     ):
         assert weight_differences(base, parse_run(changed(path, value))) == [], path
 

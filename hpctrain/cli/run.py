@@ -1,11 +1,16 @@
-"""`hpctrain run`: bring one run to its end on this machine."""
+"""`hpctrain run`: bring one run to its end, on this machine or in the Slurm job that this process runs in."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hpctrain.config import RunConfig
+    from hpctrain.launch.slurm_job import SlurmJob
+    from hpctrain.resilience.launching import Launcher
 
 
 def run(
@@ -13,18 +18,34 @@ def run(
         Path, typer.Argument(metavar="RUN.toml", help="The run description.", show_default=False)
     ],
     num_ranks: Annotated[
-        int, typer.Option("-n", "--ranks", min=1, help="MPI ranks; at most as many as lanes.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "-n",
+            "--ranks",
+            min=1,
+            help="MPI ranks; at most as many as lanes. Default: 1, or all tasks of the Slurm job.",
+            show_default=False,
+        ),
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="The run directory; default: runs/NAME.", show_default=False)
     ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HPCTRAIN_LAUNCHER",
+            help="auto, mpirun, srun-pmix, srun-pmi2 or cray_shasta; default: the description's.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Train on this machine under mpirun, and come back after crashes until the run is done.
+    """Train under mpirun, or inside a Slurm job under srun, and come back after crashes until the run is done.
 
     Run the same command again after an interruption: it resumes from the last checkpoint, with any number
-    of ranks. Ctrl-C saves the state and leaves; a second Ctrl-C kills at once.
+    of ranks. Ctrl-C saves the state and leaves; a second Ctrl-C kills at once. In a Slurm job, nodes that fail are left
+    out, and the job is requeued before its time is up (see slurm/train.sbatch).
 
-    Exit codes: 0 done; 75 left, run again to resume; 64, 65, 78 something for you to mend; 70 to 76 given up.
+    Exit codes: 0 done; 75 left or requeued; 64, 65, 78 something for you to mend; 70 to 76 given up.
 
     Example: hpctrain run digits.toml -n 2 --dir /scratch/me/digits
     """
@@ -32,17 +53,38 @@ def run(
     import sys
 
     from hpctrain.config import load_run
-    from hpctrain.launch.local import LocalLauncher
+    from hpctrain.launch.slurm_job import current_job
     from hpctrain.observe.progress import make_progress
     from hpctrain.resilience.supervisor import Supervisor
 
-    config = load_run(description)
+    config, job = load_run(description), current_job()
     supervisor = Supervisor(
         directory or Path("runs") / config.name,
         config,
-        num_ranks,
-        LocalLauncher(),
+        _make_launcher(launcher, config, job, num_ranks),
+        job=job,
         task_dir=description.resolve().parent,
         progress=make_progress(sys.stderr),
     )
     raise typer.Exit(supervisor.run())
+
+
+def _make_launcher(
+    kind: str | None, config: RunConfig, job: SlurmJob | None, num_ranks: int | None
+) -> Launcher:
+    """The door to the ranks: mpirun on this machine, unless this is a Slurm job."""
+    from hpctrain.config import LAUNCHERS
+    from hpctrain.errors import UsageError
+    from hpctrain.launch.local import LocalLauncher
+    from hpctrain.launch.slurm import SlurmLauncher
+
+    kind = kind or config.cluster.launcher
+    if kind not in LAUNCHERS:
+        raise UsageError(f"launcher {kind!r}: use one of {', '.join(LAUNCHERS)}")
+    if job is not None:
+        return SlurmLauncher(job, "srun-pmix" if kind == "auto" else kind, num_ranks)
+    if kind not in ("auto", "mpirun"):
+        raise UsageError(
+            f"launcher {kind} works inside a Slurm job; submit slurm/train.sbatch, or use mpirun"
+        )
+    return LocalLauncher(num_ranks or 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,6 +20,15 @@ _OTHERS_S = 1.0
 _SPOKEN = ("restore", "refused_checkpoint", "checkpoint_failed", "evaluate", "warning", "stop")
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What an attempt has been seen to take, in seconds: until its first step, per step, per save (0: not seen)."""
+
+    start_s: float = 0.0
+    step_s: float = 0.0
+    save_s: float = 0.0
+
+
 class Progress:
     """Follows the events of the current attempt. This one keeps count and says nothing."""
 
@@ -29,6 +39,13 @@ class Progress:
         self._latest: dict[str, Any] = {}
         self._said: set[str] = set()
         self._others_s = 0.0
+        self._followed_unix_s = 0.0
+        self._pace = Pace()
+
+    @property
+    def pace(self) -> Pace:
+        """What starting, a step and a save took lately, over all attempts that were followed."""
+        return self._pace
 
     @property
     def last_step(self) -> int:
@@ -41,6 +58,7 @@ class Progress:
         self._tails = {}
         self._first, self._latest = {}, {}
         self._said = set()
+        self._followed_unix_s = time.time()
 
     def poll(self) -> None:
         """Take in the events that came since the last call."""
@@ -70,10 +88,20 @@ class Progress:
 
     def _take(self, event: dict[str, Any]) -> None:
         if event["kind"] == "step":
-            self._latest = event
-            self._first = self._first or event
+            self._take_step(event)
+        elif event["kind"] == "checkpoint":
+            self._pace = replace(self._pace, save_s=float(event.get("seconds", 0.0)))
         elif event["kind"] in _SPOKEN:
             self._say_once(describe_event(event))
+
+    def _take_step(self, event: dict[str, Any]) -> None:
+        if not self._first:
+            self._first = event
+            self._pace = replace(self._pace, start_s=max(event["t"] - self._followed_unix_s, 0.0))
+        self._latest = event
+        steps = int(event["step"]) - int(self._first["step"])
+        if steps > 0:
+            self._pace = replace(self._pace, step_s=(event["t"] - self._first["t"]) / steps)
 
     def _poll_others(self, directory: Path) -> None:
         for path in sorted(directory.glob("rank-*.jsonl")):

@@ -13,7 +13,7 @@ _TAIL_LINES = 12
 
 
 def failure_lines(
-    run_dir: Path, end: EndSummary, action: Action, attempts: int, resume_from: str
+    run_dir: Path, end: EndSummary, action: Action, attempts: int, resume_from: str, log: Path
 ) -> list[str]:
     """Lines to show, the most important last.
 
@@ -21,11 +21,11 @@ def failure_lines(
         run_dir: the run directory.
         end: how the last attempt ended.
         action: the decision to stop.
-        attempts: how many attempts this supervisor made.
+        attempts: how many attempts were made in this submission.
         resume_from: the checkpoint that the next attempt would restore, or words for none.
+        log: what the launcher printed.
     """
     directory = attempt_dir(run_dir, end.attempt)
-    log = directory / "logs" / "mpirun.log"
     plural = "s" if attempts != 1 else ""
     node = [] if end.blamed_node is None else [f"  node   {end.blamed_node}"]
     return [

@@ -84,15 +84,34 @@ def end_strays(run_dir: Path, variable: str, timeout_s: float = _END_TIMEOUT_S) 
     return _end(strays, timeout_s)
 
 
+def started_ranks(attempt: Path) -> dict[int, Path]:
+    """Ranks that run or ran, on any host, each with its `ranks/N.pid.json`."""
+    paths = {path.name.removesuffix(".pid.json"): path for path in (attempt / "ranks").glob("*.pid.json")}
+    return {int(rank): path for rank, path in paths.items() if rank.isdigit()}
+
+
+def rank_hosts(attempt: Path) -> dict[int, str]:
+    """The hosts of the ranks that run or ran, by rank."""
+    found = {rank: read_json(path) for rank, path in started_ranks(attempt).items()}
+    return {rank: str(content["host"]) for rank, content in found.items() if content is not None}
+
+
 def rank_pids(attempt: Path) -> dict[int, int]:
-    """Process ids of the ranks on this host, by rank, from `ranks/N.pid.json`."""
-    pids = {}
-    for path in (attempt / "ranks").glob("*.pid.json"):
+    """Process ids, by rank, of the ranks on this host whose numbers mean the same here."""
+    here, pids = (socket.gethostname(), pid_namespace()), {}
+    for rank, path in started_ranks(attempt).items():
         content = read_json(path)
-        rank = path.name.removesuffix(".pid.json")
-        if content is not None and rank.isdigit() and content.get("host") == socket.gethostname():
-            pids[int(rank)] = int(content["pid"])
+        if content is not None and (content["host"], content.get("pid_namespace", here[1])) == here:
+            pids[rank] = int(content["pid"])
     return pids
+
+
+def pid_namespace() -> str:
+    """What tells processes that count pids alike from others, such as those in a container of their own."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def is_gone(pid: int) -> bool:

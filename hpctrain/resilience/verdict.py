@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +19,20 @@ _WAITING = re.compile(
 class Evidence:
     """What an attempt left behind.
 
-    `records` are the end records by rank, `pids` the process ids of the ranks that came as far as writing one,
+    `records` are the end records by rank, `hosts` the hosts of the ranks that came as far as saying where they are,
     `last_step` the last step in the events (-1: none), `word` what the launcher says, `log` its log,
-    `supervisor_says` why the supervisor killed the attempt, if it did, and `launcher_code` the launcher's exit
-    code (negative: the signal that killed it; None: never started).
+    `supervisor_says` why the supervisor killed the attempt, if it did, `lost_node` a node that failed under it, and
+    `launcher_code` the launcher's exit code (negative: the signal that killed it; None: never started).
     """
 
     num_ranks: int
     records: dict[int, EndRecord]
-    pids: dict[int, int]
+    hosts: dict[int, str]
     last_step: int = -1
     word: LauncherWord | None = None
     log: str = ""
     supervisor_says: str | None = None
+    lost_node: str | None = None
     launcher_code: int | None = None
 
     @property
@@ -104,11 +104,13 @@ def rank_summaries(records: dict[int, EndRecord], num_ranks: int) -> list[dict[s
 def _without_record(evidence: Evidence) -> Verdict:
     """Some ranks left no record: killed, exited on the quiet, or never started."""
     word, missing = evidence.word, evidence.missing
-    if not evidence.pids and not evidence.records and (word is None or word.signal_number is None):
+    if not evidence.hosts and not evidence.records and (word is None or word.signal_number is None):
         return _not_started(evidence)
     named = word is not None and word.rank in missing
     rank = word.rank if word is not None and named else missing[0] if len(missing) == 1 else None
-    node = word.node if word is not None and named and word.node else socket.gethostname()
+    node = evidence.lost_node or (word.node if word is not None and named else None)
+    if node is None and rank is not None:
+        node = evidence.hosts.get(rank)
     who = f"rank {rank} was" if rank is not None else f"ranks {', '.join(map(str, missing))} were"
     note = f"; {evidence.note}" if evidence.note else ""
     failure, how = FailureClass.KILLED, " killed"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpctrain.config import ResilienceSection
 from hpctrain.resilience.exits import FailureClass, read_end_records
-from hpctrain.resilience.processes import is_gone, rank_pids
+from hpctrain.resilience.processes import is_gone, rank_pids, started_ranks
 
 _CHECK_S = 0.5
 _QUIET = (FailureClass.DONE, FailureClass.LEAVE)
@@ -17,7 +17,7 @@ class AttemptWatch:
     """Deadlines of one attempt, seen from outside.
 
     - No rank has started within `start_timeout_s`: the launcher hangs.
-    - A rank ended otherwise than done or leaving, or vanished: the rest cannot go on. The launcher has
+    - A rank ended otherwise than done or leaving, or vanished from this host: the rest cannot go on. The launcher has
       `linger_s` to end them.
     - Every rank ended: the launcher has `linger_s` to follow.
     - Some ranks are done or have left: the others have `hang_timeout_s` more to follow.
@@ -48,8 +48,9 @@ class AttemptWatch:
     def _condition(self) -> tuple[str, float, str]:
         """The state of the attempt, how long it may last, and what to say when it lasts longer."""
         records = read_end_records(self._directory)
-        pids = rank_pids(self._directory)
-        ended = {rank for rank, pid in pids.items() if is_gone(pid)} | set(records)
+        started = started_ranks(self._directory)
+        gone = {rank for rank, pid in rank_pids(self._directory).items() if is_gone(pid)}
+        ended = gone | set(records)
         broken = [rank for rank in ended if rank not in records or records[rank].failure not in _QUIET]
         if broken:
             return (
@@ -62,7 +63,7 @@ class AttemptWatch:
         if ended:
             allowed_s = self._limits.hang_timeout_s + self._linger_s
             return "leaving", allowed_s, f"rank {min(ended)} is finished and the others did not follow"
-        if len(pids) < self._num_ranks:
+        if len(started) < self._num_ranks:
             allowed_s = self._limits.start_timeout_s + self._linger_s
-            return "starting", allowed_s, f"only {len(pids)} of {self._num_ranks} ranks started in time"
+            return "starting", allowed_s, f"only {len(started)} of {self._num_ranks} ranks started in time"
         return "running", 0.0, ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,16 @@ _HYDRA_SIGNAL = re.compile(
 )
 
 
+# "srun: error: n2: tasks 2,4-5: Exited with exit code 1", "srun: error: n1: task 0: Segmentation fault (core dumped)"
+_SRUN_ENDED = re.compile(r"srun: error: (?P<node>[^\s:]+): tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)")
+_SRUN_CODE = re.compile(r"Exited with exit code (?P<code>\d+)")
+_SRUN_NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
+# srun words them with strsignal(3). Out Of Memory is its own word for a task that the kernel killed.
+_SIGNAL_NUMBERS: dict[str, int] = {
+    text: number for number in signal.valid_signals() if (text := signal.strsignal(number)) is not None
+}
+
+
 @dataclass(frozen=True)
 class LauncherWord:
     """The launcher's sentence and what it names: rank, node, and the signal or exit code that ended it."""
@@ -35,7 +46,7 @@ class LauncherWord:
     exit_code: int | None = None
 
 
-def launcher_word(log: str, pids: dict[int, int]) -> LauncherWord | None:
+def mpirun_word(log: str, pids: dict[int, int]) -> LauncherWord | None:
     """What mpirun's log says about the first rank that ended badly, or None.
 
     Args:
@@ -54,6 +65,31 @@ def launcher_word(log: str, pids: dict[int, int]) -> LauncherWord | None:
             return replace(word, signal_number=int(by_signal["signal"]))
         return replace(word, exit_code=int(match["code"]))
     return None
+
+
+def srun_word(log: str, pids: dict[int, int]) -> LauncherWord | None:
+    """What srun's own messages say about the first task that ended badly, or None.
+
+    Args:
+        log: the messages; srun speaks of tasks in the order in which they end.
+        pids: not needed: srun names ranks.
+    """
+    for line in log.splitlines():
+        if match := _SRUN_ENDED.search(line):
+            rank = int(match["rank"])
+            node = None if "[" in match["node"] else match["node"]
+            how = match["how"].strip().removesuffix(" (core dumped)")
+            if code := _SRUN_CODE.fullmatch(how):
+                return LauncherWord(line.strip(), rank, node, exit_code=int(code["code"]))
+            return LauncherWord(
+                line.strip(), rank, node, signal_number=_SIGNAL_NUMBERS.get(how, signal.SIGKILL)
+            )
+    return None
+
+
+def srun_lost_nodes(log: str) -> list[str]:
+    """Nodes of which srun says that they failed."""
+    return _SRUN_NODE_FAILURE.findall(log)
 
 
 def read_log(path: Path, max_bytes: int = 1 << 20) -> str:

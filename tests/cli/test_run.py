@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +22,9 @@ epochs = 1
 """
 
 
-def call(*arguments: str) -> tuple[int, str]:
-    done = hpctrain(["run", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+def call(*arguments: str, **environment: str) -> tuple[int, str]:
+    plain = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    done = hpctrain(["run", *arguments], env=plain | environment)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -39,7 +39,7 @@ def test_help_has_an_example_and_the_exit_codes() -> None:
     code, text = call("--help")
     assert code == 0
     assert "hpctrain run digits.toml -n 2" in text
-    assert re.search(r"75 left, run again", text)
+    assert "75 left or requeued" in text
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,45 @@ def test_the_default_directory_is_named_after_the_run(
 
 def test_neither_the_verb_nor_the_supervisor_load_torch_or_mpi() -> None:
     code = (
-        "import sys, hpctrain.cli.run, hpctrain.resilience.supervisor, hpctrain.launch.local;"
+        "import sys, hpctrain.cli.run, hpctrain.resilience.supervisor, hpctrain.launch.slurm;"
         "print([name for name in ('torch', 'mpi4py', 'horovod') if name in sys.modules])"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--launcher", "jsrun"],
+            "launcher 'jsrun': use one of auto, mpirun, srun-pmix, srun-pmi2, cray_shasta",
+        ),
+        (["--launcher", "srun-pmix"], "works inside a Slurm job; submit slurm/train.sbatch, or use mpirun"),
+    ],
+)
+def test_a_launcher_that_cannot_be_is_64(
+    description: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    code, text = call(str(description), "--dir", str(tmp_path / "run"), *arguments)
+    assert code == 64
+    assert words in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_in_a_job_without_srun_it_is_said_what_to_load(description: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    code, text = call(
+        str(description),
+        "--dir",
+        str(tmp_path / "run"),
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NODELIST="n[1-2]",
+        SLURM_TASKS_PER_NODE="1(x2)",
+        PATH=str(tmp_path / "bin"),
+    )
+    assert code == 78
+    assert "there is no srun on PATH in job 7; load your site's Slurm module" in text
+    assert not (tmp_path / "run").exists()

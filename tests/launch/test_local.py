@@ -11,44 +11,17 @@ import pytest
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError
-from hpctrain.launch.local import (
-    LocalLauncher,
-    Mpi,
-    allreduce_description,
-    find_mpi,
-    mpirun_command,
-    parse_version,
-    rank_environment,
-    start_process,
-)
+from hpctrain.launch.local import LocalLauncher, LocalRanks, mpirun_command, start_process
+from hpctrain.launch.mpi import Mpi, find_mpi
 from hpctrain.resilience.attempts import attempt_dir, next_attempt
 from tests.resilience.conftest import make_config, wait_until
 
 OPEN_MPI = Mpi(Path("/opt/mpirun"), "Open MPI", "5.0.11")
 MPICH = Mpi(Path("/opt/mpirun"), "MPICH", "5.0.2")
-INTEL = Mpi(Path("/opt/mpirun"), "unknown", "")
 
 
 def config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate({**make_config().model_dump(), **sections})
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "version"),
-    [
-        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to ...", "Open MPI", "5.0.11"),
-        ("mpirun (Open MPI) 4.1.4rc2\n", "Open MPI", "4.1.4rc2"),
-        (
-            "HYDRA build details:\n    Version:                                 4.2.3\n    Release",
-            "MPICH",
-            "4.2.3",
-        ),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "unknown", ""),
-        ("", "unknown", ""),
-    ],
-)
-def test_versions(text: str, name: str, version: str) -> None:
-    assert parse_version(Path("mpirun"), text) == Mpi(Path("mpirun"), name, version)
 
 
 def test_no_mpirun_is_an_error_that_says_what_to_load(
@@ -57,17 +30,7 @@ def test_no_mpirun_is_an_error_that_says_what_to_load(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(ConfigError, match="MPI module"):
-        LocalLauncher().check(make_config())
-
-
-def test_an_mpirun_that_does_not_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "bin" / "mpirun"
-    broken.parent.mkdir()
-    broken.write_text("#!/no/such/interpreter\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    with pytest.raises(ConfigError, match="working mpirun"):
-        find_mpi()
+        LocalLauncher(1).check(make_config())
 
 
 def test_options_are_those_of_the_mpi() -> None:
@@ -76,40 +39,20 @@ def test_options_are_those_of_the_mpi() -> None:
     assert mpirun_command(MPICH, 3, ["python"]) == ["/opt/mpirun", "-n", "3", "python"]
 
 
-def test_stated_variables_win_and_threads_follow_the_description(tmp_path: Path) -> None:
-    variables = rank_environment(config(precision={"compute_threads": 3}), OPEN_MPI, 2, tmp_path)
-    assert variables["OMP_NUM_THREADS"] == variables["MKL_NUM_THREADS"] == "3"
-    assert variables["HDF5_USE_FILE_LOCKING"] == "FALSE"
+SPEAK = "import os\nprint(os.environ.get('OMPI_MCA_btl'))"
 
 
-def test_the_users_choice_of_transports_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMPI_MCA_btl", raising=False)
-    assert rank_environment(make_config(), OPEN_MPI, 1, tmp_path)["OMPI_MCA_btl"] == "^ofi"
-    monkeypatch.setenv("OMPI_MCA_btl", "self,tcp")
-    assert "OMPI_MCA_btl" not in rank_environment(make_config(), OPEN_MPI, 1, tmp_path)
-
-
-def test_ranks_yield_only_where_there_are_more_than_cores(tmp_path: Path) -> None:
-    cores = len(os.sched_getaffinity(0))
-    yields = "OMPI_MCA_mpi_yield_when_idle"
-    assert yields not in rank_environment(make_config(), OPEN_MPI, cores, tmp_path)
-    assert rank_environment(make_config(), OPEN_MPI, cores + 1, tmp_path)[yields] == "1"
-
-
-def test_a_ring_is_forced_or_refused(tmp_path: Path) -> None:
-    ring = config(comm={"allreduce": "ring"})
-    assert rank_environment(ring, OPEN_MPI, 2, tmp_path)["OMPI_MCA_coll_tuned_allreduce_algorithm"] == "4"
-    assert rank_environment(ring, MPICH, 2, tmp_path)["MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM"] == "ring"
-    with pytest.raises(ConfigError, match=r"/opt/mpirun.*Open MPI and MPICH.*auto"):
-        rank_environment(ring, INTEL, 2, tmp_path)
-    assert "OMPI_MCA_coll_tuned_allreduce_algorithm" not in rank_environment(
-        make_config(), OPEN_MPI, 2, tmp_path
-    )
-
-
-def test_the_algorithm_is_recorded_in_words() -> None:
-    assert allreduce_description(OPEN_MPI, "auto") == "Open MPI 5.0.11: its own choice"
-    assert "ring, forced (OMPI_MCA_coll_tuned_priority=90" in allreduce_description(OPEN_MPI, "ring")
+@pytest.mark.mpi
+@pytest.mark.parametrize("chosen", [None, "self,tcp"])
+def test_the_users_choice_of_transports_is_kept(
+    tmp_path: Path, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chosen is None:
+        monkeypatch.delenv("OMPI_MCA_btl", raising=False)
+    else:
+        monkeypatch.setenv("OMPI_MCA_btl", chosen)
+    code, log = launch(tmp_path, SPEAK, num_ranks=1)
+    assert (code, log.strip()) == (0, chosen or "^ofi")
 
 
 def launch(tmp_path: Path, code: str, num_ranks: int = 3, **sections: Any) -> tuple[int, str]:
@@ -118,15 +61,19 @@ def launch(tmp_path: Path, code: str, num_ranks: int = 3, **sections: Any) -> tu
     program.write_text(code)
     run_dir = tmp_path / "run dir"  # a space on purpose
     number = next_attempt(run_dir)
-    launcher = LocalLauncher([sys.executable, str(program)])
-    process = launcher.start(run_dir, number, num_ranks, config(**sections))
+    launcher = LocalLauncher(num_ranks, [sys.executable, str(program)])
+    ranks = begin(launcher, run_dir, number, config(**sections))
     try:
-        code_found = process.wait(60)
+        code_found = ranks.process.wait(60)
     finally:
-        process.kill()
-        process.wait()
+        ranks.end()
+        ranks.process.wait()
         launcher.clean(run_dir)
-    return code_found, (attempt_dir(run_dir, number) / "logs" / "mpirun.log").read_text()
+    return code_found, launcher.log(run_dir, number).read_text()
+
+
+def begin(launcher: LocalLauncher, run_dir: Path, number: int, description: RunConfig) -> LocalRanks:
+    return launcher.start(run_dir, number, launcher.place(run_dir, description, again=False), description)
 
 
 @pytest.mark.mpi
@@ -191,35 +138,35 @@ def test_scratch_is_private_and_removed(tmp_path: Path) -> None:
         "while not (here / 'go').exists():\n    time.sleep(0.01)\n"
     )
     next_attempt(tmp_path)
-    launcher = LocalLauncher([sys.executable, str(program)])
-    process = launcher.start(tmp_path, 1, 2, make_config())
+    launcher = LocalLauncher(2, [sys.executable, str(program)])
+    ranks = begin(launcher, tmp_path, 1, make_config())
     try:
         wait_until(lambda: len(list(tmp_path.glob("at-*"))) == 2)
         for path in launcher._scratch:
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
             assert list(path.iterdir()) != []
         (tmp_path / "go").touch()
-        assert process.wait(30) == 0
+        assert ranks.process.wait(30) == 0
     finally:
-        process.kill()
-        process.wait()
+        ranks.end()
+        ranks.process.wait()
         launcher.clean(tmp_path)
     assert not any(path.exists() for path in launcher._scratch)
 
 
 def test_cleaning_leaves_links_and_other_runs_alone(tmp_path: Path) -> None:
-    launcher = LocalLauncher(["true"])
+    launcher = LocalLauncher(1, ["true"])
     next_attempt(tmp_path)
-    launcher.start(tmp_path, 1, 1, make_config()).wait(60)
+    begin(launcher, tmp_path, 1, make_config()).process.wait(60)
     mine = launcher._scratch[0]
     target = tmp_path / "precious"
     target.mkdir()
     link = mine.with_name(mine.name + "-link")
     link.symlink_to(target)
     try:
-        LocalLauncher().clean(tmp_path / "another run")
+        LocalLauncher(1).clean(tmp_path / "another run")
         assert mine.exists()
-        LocalLauncher().clean(tmp_path)
+        LocalLauncher(1).clean(tmp_path)
         assert not mine.exists()
         assert target.exists()
     finally:
@@ -232,3 +179,38 @@ def test_output_is_appended_to_the_log(tmp_path: Path) -> None:
         process: subprocess.Popen[bytes] = start_process(["echo", word], dict(os.environ), log)
         assert process.wait(20) == 0
     assert log.read_text() == "one\ntwo\n"
+
+
+@pytest.mark.mpi
+def test_every_rank_is_asked_to_leave_once(tmp_path: Path) -> None:
+    """Ranks that start late are asked as soon as they say who they are; nobody else is signalled."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, pathlib, signal, socket, sys, time\n"
+        "rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']\n"
+        "here = pathlib.Path(os.environ['HPCTRAIN_ATTEMPT_DIR'])\n"
+        "signals = []\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))\n"
+        "pid = json.dumps({'host': socket.gethostname(), 'pid': os.getpid()})\n"
+        "time.sleep(0.5 * int(rank))\n"
+        "(here / 'ranks' / f'{rank}.pid.json').write_text(pid)\n"
+        "while not signals:\n    time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "sys.exit(len(signals) - 1)\n"
+    )
+    next_attempt(tmp_path)
+    launcher = LocalLauncher(2, [sys.executable, str(program)])
+    ranks = begin(launcher, tmp_path, 1, make_config())
+    try:
+
+        def ended() -> bool:
+            ranks.ask_to_leave()
+            return ranks.process.poll() is not None
+
+        wait_until(ended)
+        assert ranks.process.returncode == 0
+        assert ranks.lost_node() is None
+    finally:
+        ranks.end()
+        ranks.process.wait()
+        launcher.clean(tmp_path)

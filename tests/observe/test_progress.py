@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pty
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from hpctrain.observe.events import EventLog
 from hpctrain.observe.progress import (
     BarProgress,
     LineProgress,
+    Pace,
     Progress,
     describe_event,
     describe_step,
@@ -100,6 +104,31 @@ def test_another_attempt_begins_anew(tmp_path: Path, log: EventLog) -> None:
     progress.follow(tmp_path / "next")
     progress.poll()
     assert progress.last_step == -1
+
+
+def test_the_pace_of_starting_stepping_and_saving_is_remembered(tmp_path: Path) -> None:
+    """Also across attempts: the next one will take about as long."""
+    progress = Progress()
+    assert progress.pace == Pace(0.0, 0.0, 0.0)
+    progress.follow(tmp_path)
+    began_s = time.time()
+
+    def add(**event: Any) -> None:
+        with (tmp_path / "rank-0.jsonl").open("a") as stream:
+            stream.write(json.dumps(event) + "\n")
+        progress.poll()
+
+    add(kind="step", t=began_s + 7, step=11)
+    assert progress.pace.start_s == pytest.approx(7, abs=0.5)
+    assert progress.pace.step_s == 0, "one step tells nothing about the next"
+    add(kind="step", t=began_s + 13, step=14)
+    add(kind="checkpoint", t=began_s + 14, step=14, seconds=0.75)
+    assert progress.pace.step_s == pytest.approx(2)
+    progress.follow(tmp_path / "next")
+    progress.poll()
+    assert progress.pace.step_s == pytest.approx(2)
+    assert progress.pace.save_s == 0.75
+    assert progress.pace.start_s == pytest.approx(7, abs=0.5)
 
 
 def test_a_reader_that_went_away_does_not_end_the_run() -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,14 @@ import psutil
 import pytest
 
 from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir
-from hpctrain.resilience.processes import Descendants, end_strays, is_gone, rank_pids
+from hpctrain.resilience.processes import (
+    Descendants,
+    end_strays,
+    is_gone,
+    pid_namespace,
+    rank_pids,
+    started_ranks,
+)
 from tests.resilience.conftest import wait_until
 
 # A child that starts a grandchild in another session, says its pid and, if told so, leaves it an orphan.
@@ -100,3 +109,30 @@ def test_pids_of_other_hosts_and_torn_files_are_left_out(tmp_path: Path) -> None
     (ranks / "1.pid.json").write_text("{")
     (ranks / "1.json").write_text("{}")
     assert rank_pids(tmp_path) == {}
+    assert sorted(started_ranks(tmp_path)) == [0, 1], "somewhere they run"
+
+
+def test_pids_of_another_namespace_are_left_out(tmp_path: Path) -> None:
+    """A container on this host has its own pid 1: to signal ours would hit a bystander."""
+    ranks, host = tmp_path / "ranks", socket.gethostname()
+    ranks.mkdir()
+    for rank, namespace in enumerate((pid_namespace(), "pid:[1]", None)):
+        identity = {"host": host, "pid": 40 + rank} | (
+            {} if namespace is None else {"pid_namespace": namespace}
+        )
+        (ranks / f"{rank}.pid.json").write_text(json.dumps(identity))
+    assert rank_pids(tmp_path) == {0: 40, 2: 42}
+    assert sorted(started_ranks(tmp_path)) == [0, 1, 2]
+
+
+def test_the_pid_namespace_is_the_same_for_relatives_only() -> None:
+    code = "from hpctrain.resilience.processes import pid_namespace; print(pid_namespace())"
+
+    def say(*prefix: str) -> str:
+        command = [*prefix, sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+    assert say() == pid_namespace() != ""
+    if os.getuid() != 0:
+        pytest.skip("a pid namespace of its own takes root: run as root")
+    assert say("unshare", "--pid", "--fork") not in ("", pid_namespace())

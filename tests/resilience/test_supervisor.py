@@ -17,65 +17,29 @@ from typing import Any
 import psutil
 import pytest
 
-from hpctrain.config import parse_run
+from hpctrain.config import RunConfig, parse_run
 from hpctrain.errors import ConfigError, UsageError
-from hpctrain.launch.local import start_process
-from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, EndSummary, list_attempts
+from hpctrain.launch.local import LocalLauncher, LocalRanks, start_process
+from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir, list_attempts
 from hpctrain.resilience.exits import FailureClass
+from hpctrain.resilience.launching import Placement
 from hpctrain.resilience.lease import Lease
+from hpctrain.resilience.processes import Descendants
 from hpctrain.resilience.rundir import adopt_config, open_run_dir
 from hpctrain.resilience.supervisor import Supervisor
-from tests.resilience.conftest import Lines, make_config, wait_until
+from tests.resilience.conftest import Lines, ends, make_config, processes_of, wait_for_step, wait_until
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("no_faults", "nothing_is_left")]
 Supervise = Callable[..., int]
-
-
-@pytest.fixture(autouse=True)
-def quick_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HPCTRAIN_FAULTS", raising=False)
 
 
 def faults(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("HPCTRAIN_FAULTS", text)
 
 
-def ends(tmp_path: Path) -> list[EndSummary]:
-    found = [attempt.end for attempt in list_attempts(tmp_path / "run")]
-    assert None not in found
-    return [end for end in found if end is not None]
-
-
 def result(tmp_path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((tmp_path / "run" / "result.json").read_text())
     return content
-
-
-def processes_of(run_dir: Path) -> list[int]:
-    """All processes that were started for a run."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(ATTEMPT_VARIABLE, "").startswith(str(run_dir)):
-                found.append(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
-def scratch_of(run_dir: Path) -> list[Path]:
-    import hashlib
-
-    digest = hashlib.sha256(str(run_dir).encode()).hexdigest()[:12]
-    return [path for parent in ("/tmp", "/dev/shm") for path in Path(parent).glob(f"hpctrain-*-{digest}-*")]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> None:
-    """After every test: no process and no scratch directory of its run."""
-    yield
-    assert processes_of(tmp_path / "run") == []
-    assert scratch_of(tmp_path / "run") == []
 
 
 def test_an_undisturbed_run(tmp_path: Path, supervise: Supervise, lines: Lines) -> None:
@@ -210,60 +174,58 @@ def test_a_quiet_exit_is_shown_as_found(
     assert "exited with code 3 and no end record" in first.reason
 
 
-class LocalWorker:
-    """A launcher whose process the test chooses."""
+class ScriptLauncher(LocalLauncher):
+    """Two ranks whose launcher is a command of the test's choice."""
 
-    def check(self, config: Any) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__(2)
 
-    def start(self, run_dir: Path, attempt: int, num_ranks: int, config: Any) -> subprocess.Popen[bytes]:
+    def command(self, run_dir: Path, attempt: int) -> list[str]:
         raise OSError(11, "no more processes")
 
-    def clean(self, run_dir: Path) -> None:
-        pass
+    def start(self, run_dir: Path, attempt: int, placement: Placement, config: RunConfig) -> LocalRanks:
+        directory, descendants = attempt_dir(run_dir, attempt), Descendants()
+        environment = os.environ | {ATTEMPT_VARIABLE: str(directory)}
+        process = start_process(self.command(run_dir, attempt), environment, self.log(run_dir, attempt))
+        return LocalRanks(process, directory, descendants)
 
 
 def test_a_result_survives_ranks_that_fall_over_afterwards(tmp_path: Path) -> None:
-    class Falling(LocalWorker):
-        def start(self, run_dir: Path, attempt: int, num_ranks: int, config: Any) -> subprocess.Popen[bytes]:
-            script = f"echo '{{\"steps\": 20}}' > {run_dir}/result.json; kill -9 $$"
-            log = run_dir / "attempts" / f"a{attempt:04d}" / "logs" / "mpirun.log"
-            return start_process(["sh", "-c", script], dict(os.environ), log)
+    class Falling(ScriptLauncher):
+        def command(self, run_dir: Path, attempt: int) -> list[str]:
+            return ["sh", "-c", f"echo '{{\"steps\": 20}}' > {run_dir}/result.json; kill -9 $$"]
 
-    assert Supervisor(tmp_path / "run", make_config(), 2, Falling()).run() == 0
+    assert Supervisor(tmp_path / "run", make_config(), Falling()).run() == 0
     assert ends(tmp_path)[0].reason.startswith("finished; then:")
     assert result(tmp_path)["restarts"] == 0
 
 
 def test_a_launcher_that_cannot_start_is_tried_again_and_given_up(tmp_path: Path, lines: Lines) -> None:
-    assert Supervisor(tmp_path / "run", make_config(max_no_progress=2), 2, LocalWorker()).run() == 72
+    assert Supervisor(tmp_path / "run", make_config(max_no_progress=2), ScriptLauncher()).run() == 72
     assert [end.failure for end in ends(tmp_path)] == [FailureClass.OTHER] * 2
     assert "no more processes" in ends(tmp_path)[0].reason
 
 
 def test_a_launcher_that_lingers_is_killed_with_all_its_children(tmp_path: Path) -> None:
-    class Lingering(LocalWorker):
+    class Lingering(ScriptLauncher):
         """Its two ranks end at once; it and a child in another session stay."""
 
-        def start(self, run_dir: Path, attempt: int, num_ranks: int, config: Any) -> subprocess.Popen[bytes]:
+        def command(self, run_dir: Path, attempt: int) -> list[str]:
             code = f"""
                 import json, os, socket, subprocess, time
                 for rank in range(2):
                     child = subprocess.Popen(["true"])
                     child.wait()
-                    with open(f"{run_dir}/attempts/a{attempt:04d}/ranks/{{rank}}.pid.json", "w") as stream:
+                    with open(f"{attempt_dir(run_dir, attempt)}/ranks/{{rank}}.pid.json", "w") as stream:
                         json.dump({{"host": socket.gethostname(), "pid": child.pid}}, stream)
                 subprocess.Popen(["sleep", "60"], start_new_session=True)
                 time.sleep(60)
             """
-            directory = run_dir / "attempts" / f"a{attempt:04d}"
-            environment = os.environ | {ATTEMPT_VARIABLE: str(directory)}
-            command = [sys.executable, "-c", textwrap.dedent(code)]
-            return start_process(command, environment, directory / "logs" / "mpirun.log")
+            return [sys.executable, "-c", textwrap.dedent(code)]
 
     began_s = time.monotonic()
     config = make_config(max_no_progress=1)
-    assert Supervisor(tmp_path / "run", config, 2, Lingering(), linger_s=0.5).run() == 72
+    assert Supervisor(tmp_path / "run", config, Lingering(), linger_s=0.5).run() == 72
     assert time.monotonic() - began_s < 10
     assert "the launcher did not end the others" in ends(tmp_path)[0].reason
 
@@ -277,9 +239,9 @@ def supervise_apart(tmp_path: Path, **environment: str) -> subprocess.Popen[str]
         from hpctrain.launch.local import LocalLauncher
         from hpctrain.observe.progress import LineProgress
         from hpctrain.resilience.supervisor import Supervisor
-        launcher = LocalLauncher([sys.executable, str(WORKER)])
+        launcher = LocalLauncher(2, [sys.executable, str(WORKER)])
         run_dir = Path({str(tmp_path / "run")!r})
-        sys.exit(Supervisor(run_dir, make_config(), 2, launcher, progress=LineProgress(sys.stdout)).run())
+        sys.exit(Supervisor(run_dir, make_config(), launcher, progress=LineProgress(sys.stdout)).run())
     """
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -287,11 +249,6 @@ def supervise_apart(tmp_path: Path, **environment: str) -> subprocess.Popen[str]
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_for_step(tmp_path: Path, step: int, attempt: int = 1) -> None:
-    events = tmp_path / "run" / "attempts" / f"a{attempt:04d}" / "events" / "rank-0.jsonl"
-    wait_until(lambda: events.exists() and f'"step":{step},' in events.read_text())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -347,7 +304,7 @@ def test_everything_dies_with_a_killed_supervisor_and_the_next_one_goes_on(
     assert first.end is None
     assert second.end is not None
     assert second.end.step_before >= 10
-    assert "took over from a supervisor that died" in lines.text
+    assert "took over from another supervisor" in lines.text
 
 
 def test_a_run_that_is_alive_is_refused(tmp_path: Path, supervise: Supervise) -> None:
@@ -392,12 +349,14 @@ def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
         open_run_dir(tmp_path / "thesis.tex", make_config())
 
 
-def test_the_lease_is_free_after_an_error(tmp_path: Path) -> None:
-    class Broken(LocalWorker):
-        def start(self, *arguments: Any) -> subprocess.Popen[bytes]:
+def test_lease_and_signals_are_free_after_an_error(tmp_path: Path) -> None:
+    class Broken(ScriptLauncher):
+        def command(self, run_dir: Path, attempt: int) -> list[str]:
             raise ConfigError("no mpirun")
 
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ConfigError, match="no mpirun"):
-        Supervisor(tmp_path / "run", make_config(), 1, Broken()).run()
+        Supervisor(tmp_path / "run", make_config(), Broken()).run()
+    assert signal.getsignal(signal.SIGTERM) is before
     with Lease(tmp_path / "run") as lease:
         assert lease.acquire() is None

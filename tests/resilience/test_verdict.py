@@ -7,7 +7,7 @@ from hpctrain.resilience.exits import EndRecord, FailureClass
 from hpctrain.resilience.verdict import Evidence, judge, rank_summaries
 from hpctrain.resilience.words import LauncherWord
 
-PIDS = {0: 100, 1: 101, 2: 102}
+HOSTS = {0: "node0", 1: "node1", 2: "node2"}
 
 
 def record(rank: int, failure: str, phase: str = "compute", step: int = 7, message: str = "why") -> EndRecord:
@@ -16,7 +16,7 @@ def record(rank: int, failure: str, phase: str = "compute", step: int = 7, messa
 
 
 def evidence(*records: EndRecord, **more: object) -> Evidence:
-    found = Evidence(num_ranks=3, records={item.rank: item for item in records}, pids=PIDS, last_step=6)
+    found = Evidence(num_ranks=3, records={item.rank: item for item in records}, hosts=HOSTS, last_step=6)
     return replace(found, **more)  # type: ignore[arg-type]
 
 
@@ -43,8 +43,14 @@ def test_a_killed_rank_is_named_by_the_launcher() -> None:
 
 def test_the_only_rank_without_a_record_is_blamed() -> None:
     verdict = judge(evidence(record(0, "peer"), record(2, "peer")))
-    assert (verdict.failure, verdict.rank) == (FailureClass.KILLED, 1)
+    assert (verdict.failure, verdict.rank, verdict.node) == (FailureClass.KILLED, 1, "node1")
     assert verdict.reason == "rank 1 was killed after step 6"
+
+
+def test_a_lost_node_is_blamed_though_no_rank_on_this_host_tells() -> None:
+    verdict = judge(evidence(supervisor_says="node node2 failed", lost_node="node2"))
+    assert (verdict.failure, verdict.node) == (FailureClass.KILLED, "node2")
+    assert verdict.reason.endswith("after step 6; node node2 failed")
 
 
 def test_nobody_is_blamed_where_nothing_tells() -> None:
@@ -56,7 +62,7 @@ def test_nobody_is_blamed_where_nothing_tells() -> None:
 def test_a_killed_launcher_is_named() -> None:
     words = "the launcher itself was killed (signal 9)"
     assert judge(evidence(launcher_code=-9)).reason == f"ranks 0, 1, 2 were killed after step 6; {words}"
-    assert judge(evidence(launcher_code=-9, pids={})).reason == f"no rank started: {words}"
+    assert judge(evidence(launcher_code=-9, hosts={})).reason == f"no rank started: {words}"
     assert "overdue" in judge(evidence(launcher_code=-9, supervisor_says="overdue")).reason
 
 
@@ -74,11 +80,11 @@ def test_the_exit_code_of_a_rank_with_a_record_is_no_news() -> None:
 
 
 def test_a_launch_that_failed_shows_the_last_line_of_the_log() -> None:
-    verdict = judge(evidence(pids={}, log="-----\nAll nodes which are allocated are filled.\n-----\n"))
+    verdict = judge(evidence(hosts={}, log="-----\nAll nodes which are allocated are filled.\n-----\n"))
     assert verdict.failure is FailureClass.OTHER
     assert verdict.reason == "no rank started: All nodes which are allocated are filled."
-    assert "ended with code 213 and said nothing" in judge(evidence(pids={}, launcher_code=213)).reason
-    assert "out of processes" in judge(evidence(pids={}, supervisor_says="out of processes")).reason
+    assert "ended with code 213 and said nothing" in judge(evidence(hosts={}, launcher_code=213)).reason
+    assert "out of processes" in judge(evidence(hosts={}, supervisor_says="out of processes")).reason
 
 
 def test_an_exception_names_rank_step_and_phase() -> None:

@@ -108,6 +108,14 @@ def test_a_finished_rank_gives_the_others_time_and_not_for_ever(
     assert "rank 0 is finished" in verdict_of(watch(tmp_path, hang_timeout_s=0.2))
 
 
+def test_ranks_on_other_hosts_count_as_started_and_not_as_gone(
+    tmp_path: Path, rank: Callable[[int], object]
+) -> None:
+    rank(0)
+    (tmp_path / "ranks" / "1.pid.json").write_text('{"host": "another-host", "pid": 4194305}')
+    assert stays_quiet(watch(tmp_path, start_timeout_s=0.1))
+
+
 def test_ranks_that_never_start(tmp_path: Path, rank: Callable[[int], object]) -> None:
     rank(0)
     assert stays_quiet(watch(tmp_path))

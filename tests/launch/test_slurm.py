@@ -1,0 +1,408 @@
+"""Ranks in a Slurm job, with commands of the test's making in place of Slurm's (see `Commands`)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.config import RunConfig
+from hpctrain.errors import ConfigError, HangError
+from hpctrain.launch import slurm
+from hpctrain.launch.slurm import SlurmLauncher, SlurmRanks, expand_counts, expand_nodes
+from hpctrain.launch.slurm_job import SlurmJob
+from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir, next_attempt
+from hpctrain.resilience.launching import Placement
+from hpctrain.resilience.scratch import scratch_prefix
+from tests.launch.conftest import Commands
+from tests.resilience.conftest import make_config, wait_until
+
+SYSTEM_PATH = os.environ["PATH"]
+
+
+def config(**cluster: Any) -> RunConfig:
+    return RunConfig.model_validate({**make_config().model_dump(), "cluster": cluster})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("gpu[1-3,07],login2", ["gpu1", "gpu2", "gpu3", "gpu07", "login2"]),
+        ("rack1-n[001-003]x", ["rack1-n001x", "rack1-n002x", "rack1-n003x"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("b,a[2,1]", ["b", "a2", "a1"]),
+    ],
+)
+def test_host_lists(text: str, names: list[str]) -> None:
+    assert expand_nodes(text) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-3", "n]1[", "n[a-b]", "n[1-2]m[3-4]", "n[]", "n[1-]", "n[1,,2]"])
+def test_a_host_list_that_cannot_be_read_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read; names such as gpu\[1-3,07\]"):
+        expand_nodes(text)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A part of a bracket, such as `3` or `07-11`, and the numbers in it."""
+    width, first, count = draw(st.integers(1, 4)), draw(st.integers(0, 999)), draw(st.integers(1, 12))
+    numbers = [str(number).zfill(width) for number in range(first, first + count)]
+    return (numbers[0] if count == 1 else f"{numbers[0]}-{numbers[-1]}"), numbers
+
+
+@st.composite
+def host_list_items(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """An item of a host list, such as `rack1-n[001-004,9]x`, and its names."""
+    words = st.text("abcxyz-.019", max_size=6)
+    head, parts = (
+        draw(st.sampled_from(["n", "gpu", "rack1-n"])) + draw(words),
+        draw(st.lists(ranges(), max_size=3)),
+    )
+    tail = draw(words)
+    if not parts:
+        return f"{head}{tail}", [f"{head}{tail}"]
+    text = ",".join(part for part, _ in parts)
+    return f"{head}[{text}]{tail}", [f"{head}{number}{tail}" for _, numbers in parts for number in numbers]
+
+
+@settings(deadline=None)
+@given(st.lists(host_list_items(), max_size=5))
+def test_host_lists_round_trip(items: list[tuple[str, list[str]]]) -> None:
+    assert expand_nodes(",".join(text for text, _ in items)) == [name for _, names in items for name in names]
+
+
+@given(st.lists(st.tuples(st.integers(1, 128), st.integers(1, 9)), max_size=6))
+def test_counts_round_trip(groups: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{tasks}(x{nodes})" if nodes > 1 else str(tasks) for tasks, nodes in groups)
+    assert expand_counts(text) == [tasks for tasks, nodes in groups for _ in range(nodes)]
+
+
+class Cluster:
+    """A job on n1, n2 and n3, two tasks each, and a srun that runs its command here, once per node."""
+
+    def __init__(self, commands: Commands) -> None:
+        self.commands = commands
+        self.environment = {
+            "PATH": f"{commands.folder}:{SYSTEM_PATH}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "n[1-3]",
+            "SLURM_TASKS_PER_NODE": "2(x3)",
+            "SLURM_NTASKS": "6",
+            "SLURM_CPUS_PER_TASK": "4",
+        }
+        self.believe("n1 mixed", "n2 mixed", "n3 mixed")
+        commands.answer("scancel")
+        self.answering("n1", "n2", "n3")
+
+    def believe(self, *states: str) -> None:
+        """What Slurm thinks of the nodes."""
+        self.commands.squeue(N="n[1-3]\n", i="")
+        self.commands.answer("sinfo", "\n".join(states) + "\n")
+
+    def answering(self, *nodes: str, silent: str = "exit 1") -> None:
+        """The nodes on which a step starts; one that asks for another does `silent`."""
+        alive = "|".join(nodes) or "none"
+        self.commands.script(
+            "srun",
+            f"""
+            for word in "$@"; do case "$word" in --nodelist=*) nodes="${{word#*=}}";; esac; done
+            while [ "${{1#--}}" != "$1" ]; do shift; done
+            IFS=,
+            for node in $nodes; do case "$node" in {alive}) ;; *) {silent};; esac; done
+            for node in $nodes; do SLURMD_NODENAME="$node" "$@" || exit; done
+            """,
+        )
+
+    def launcher(
+        self, num_ranks: int | None = None, kind: str = "srun-pmix", **variables: str
+    ) -> SlurmLauncher:
+        environment = self.environment | variables
+        return SlurmLauncher(SlurmJob(environment), kind, num_ranks, environment)
+
+    def sweeps(self) -> list[str]:
+        """The nodes of every step that was started."""
+        words = [word for call in self.commands.calls("srun") for word in call]
+        return [word.partition("=")[2] for word in words if word.startswith("--nodelist=")]
+
+
+@pytest.fixture
+def cluster(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setenv("PATH", f"{commands.folder}:{SYSTEM_PATH}")  # the sweep needs grep and sed
+    for name, value in {
+        "_PROBE_TIMEOUT_S": 3.0,
+        "_STRAGGLER_TIMEOUT_S": 0.5,
+        "_PATIENCE_S": 0.2,
+        "_RETRY_S": 0.01,
+    }.items():
+        monkeypatch.setattr(slurm, name, value)
+    return Cluster(commands)
+
+
+def place(
+    launcher: SlurmLauncher, tmp_path: Path, description: RunConfig, again: bool = False
+) -> Placement | None:
+    launcher.check(description)
+    return launcher.place(tmp_path / "run", description, again=again)
+
+
+def test_all_tasks_of_the_job_become_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    assert place(cluster.launcher(), tmp_path, config()) == Placement(("n1", "n2", "n3"), 6)
+    assert cluster.sweeps() == [], "the first time nobody needs to be asked"
+
+
+def test_fewer_ranks_take_fewer_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    assert place(cluster.launcher(3), tmp_path, config()) == Placement(("n1", "n2"), 3)
+
+
+def test_uneven_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    launcher = cluster.launcher(SLURM_TASKS_PER_NODE="4,1(x2)")
+    assert place(launcher, tmp_path, config()) == Placement(("n1", "n2", "n3"), 6)
+    assert place(cluster.launcher(4, SLURM_TASKS_PER_NODE="4,1(x2)"), tmp_path, config()) == Placement(
+        ("n1",), 4
+    )
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one(cluster: Cluster, tmp_path: Path) -> None:
+    spare = config(spare_nodes=1)
+    assert place(cluster.launcher(), tmp_path, spare) == Placement(("n1", "n2"), 4)
+    cluster.answering("n1", "n3")
+    assert place(cluster.launcher(), tmp_path, spare, again=True) == Placement(("n1", "n3"), 4, lost=("n2",))
+    assert cluster.sweeps()[0] == "n1,n2,n3"
+    assert sorted(cluster.sweeps()[1:]) == ["n1", "n2", "n3"], "then each by itself"
+
+
+def test_a_node_that_slurm_gave_up_is_not_even_asked(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.believe("n1 mixed", "n2 down*", "n3 mixed")
+    found = place(cluster.launcher(), tmp_path, config(spare_nodes=1), again=True)
+    assert found == Placement(("n1", "n3"), 4, lost=("n2",))
+    assert cluster.sweeps() == ["n1,n3"]
+
+
+def test_without_a_spare_node_there_is_nowhere(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.answering("n1", "n2")
+    assert place(cluster.launcher(), tmp_path, config(), again=True) is None
+    assert place(cluster.launcher(), tmp_path, config(spare_nodes=1), again=True) == Placement(
+        ("n1", "n2"), 4, ("n3",)
+    )
+
+
+@pytest.mark.parametrize(("least", "found"), [(0, None), (4, 4), (5, None), (1, 4)])
+def test_fewer_ranks_where_the_run_allows_it(
+    cluster: Cluster, tmp_path: Path, least: int, found: int | None
+) -> None:
+    cluster.answering("n2", "n3")
+    placed = place(cluster.launcher(), tmp_path, config(min_ranks=least), again=True)
+    assert placed == (None if found is None else Placement(("n2", "n3"), found, lost=("n1",)))
+
+
+def test_no_node_at_all(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.answering()
+    assert place(cluster.launcher(), tmp_path, config(min_ranks=1), again=True) is None
+
+
+def test_a_node_that_keeps_a_step_waiting_does_not_keep_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.answering("n1", "n3", silent="exec sleep 60")
+    began_s = time.monotonic()
+    found = place(cluster.launcher(), tmp_path, config(spare_nodes=1), again=True)
+    assert found == Placement(("n1", "n3"), 4, lost=("n2",))
+    assert time.monotonic() - began_s < 15
+
+
+def test_a_slurm_that_does_not_answer_is_no_ground_to_stand_on(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.commands.answer("sinfo", err="Unable to contact slurm controller\n", code=1)
+    with pytest.raises(HangError, match="does not say which nodes job 7 has"):
+        place(cluster.launcher(), tmp_path, config(), again=True)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "spare"),
+    [(7, 0), (5, 1), (None, 3), (None, 4), (1, 4)],
+)
+def test_ranks_that_do_not_fit_are_refused(cluster: Cluster, num_ranks: int | None, spare: int) -> None:
+    with pytest.raises(ConfigError, match=rf"do not fit on 3 nodes.*spare_nodes = {spare}"):
+        cluster.launcher(num_ranks).check(config(spare_nodes=spare))
+
+
+def test_without_srun_it_is_said_what_to_load(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match=r"launcher srun-pmi2: there is no srun on PATH in job 7"):
+        cluster.launcher(kind="srun-pmi2", PATH="/nowhere").check(config())
+
+
+def test_a_sweep_kills_what_is_left_of_the_run_and_nothing_else(cluster: Cluster, tmp_path: Path) -> None:
+    """The very script that runs on the nodes, on this one."""
+    run_dir = tmp_path / "run"
+    environment = {"PATH": SYSTEM_PATH}
+    ours, other = (
+        subprocess.Popen(["sleep", "60"], env=environment | {ATTEMPT_VARIABLE: str(attempt_dir(path, 3))})
+        for path in (run_dir, tmp_path / "run-2")
+    )
+    mine, foreign = (
+        Path("/dev/shm") / f"{scratch_prefix(path)}a0003" for path in (run_dir, tmp_path / "run-2")
+    )
+    try:
+        wait_until(lambda: b"HPCTRAIN" in Path(f"/proc/{other.pid}/environ").read_bytes())
+        for path in (mine, foreign):
+            path.mkdir()
+        launcher = cluster.launcher()
+        assert place(launcher, tmp_path, config(), again=True) == Placement(("n1", "n2", "n3"), 6)
+        assert ours.wait(20) == -signal.SIGKILL
+        assert other.poll() is None
+        assert not mine.exists()
+        assert foreign.exists()
+        mine.mkdir()
+        launcher.clean(run_dir)
+        assert not mine.exists()
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+        for path in (mine, foreign):
+            if path.exists():
+                path.rmdir()
+
+
+class Started:
+    """What a launched srun was given."""
+
+    def __init__(
+        self, cluster: Cluster, tmp_path: Path, launcher: SlurmLauncher, description: RunConfig
+    ) -> None:
+        # a `%` in the path must not be taken for one of srun's own
+        self.run_dir = tmp_path / "run 100%t"
+        attempt = next_attempt(self.run_dir)
+        variables = shlex.quote(str(cluster.commands.folder / "environment"))
+        cluster.commands.script("srun", f"env > {variables}; echo said by srun")
+        launcher.check(description)
+        placement = launcher.place(self.run_dir, description, again=False)
+        assert placement is not None
+        ranks = launcher.start(self.run_dir, attempt, placement, description)
+        assert ranks.process.wait(20) == 0
+        ranks.end()
+        (self.words,) = cluster.commands.calls("srun")
+        lines = (cluster.commands.folder / "environment").read_text().splitlines()
+        self.environment = dict(line.split("=", 1) for line in lines if "=" in line)
+        self.said = launcher.log(self.run_dir, attempt).read_text()
+
+
+def test_what_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    description = config(
+        spare_nodes=1, srun_options=["--cpu-bind=none"], container=["apptainer", "exec", "my image"]
+    )
+    started = Started(cluster, tmp_path, cluster.launcher(), description)
+    end = started.words.index("apptainer")
+    assert set(started.words[:end]) >= {
+        "--no-kill", "--export=ALL", "--nodes=2", "--nodelist=n1,n2", "--ntasks=4", "--job-name=hpctrain-a0001",
+        "--mpi=pmix", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--open-mode=append", "--cpu-bind=none",
+    }  # fmt: skip
+    directory = attempt_dir(started.run_dir, 1)
+    assert f"--output={tmp_path}/run 100%%t/attempts/a0001/logs/rank-%t.log" in started.words
+    program = [
+        "apptainer",
+        "exec",
+        "my image",
+        sys.executable,
+        "-m",
+        "hpctrain.training",
+        str(started.run_dir),
+        "1",
+    ]
+    assert started.words[end:] == program
+    assert started.said == "said by srun\n"
+    assert started.environment[ATTEMPT_VARIABLE] == str(directory)
+    assert started.environment["HPCTRAIN_SCRATCH"] == scratch_prefix(started.run_dir)
+    assert "SLURM_NTASKS" not in started.environment
+    assert started.environment["SLURM_JOB_ID"] == "7"
+
+
+def test_the_environment_of_the_batch_script_has_a_say(cluster: Cluster, tmp_path: Path) -> None:
+    launcher = cluster.launcher(
+        kind="srun-pmi2",
+        HPCTRAIN_PYTHON="/ssd/env/bin/python",
+        HPCTRAIN_CONTAINER="podman-hpc run 'my image'",
+    )
+    started = Started(cluster, tmp_path, launcher, config(container=["apptainer"]))
+    assert "--mpi=pmi2" in started.words
+    program = started.words[started.words.index("podman-hpc") :]
+    assert program[:5] == ["podman-hpc", "run", "my image", "/ssd/env/bin/python", "-m"]
+
+
+Begin = Callable[[str], SlurmRanks]
+
+
+@pytest.fixture
+def begin(cluster: Cluster, tmp_path: Path) -> Begin:
+    """Ranks on two nodes whose srun is the given sh script."""
+
+    def begin(body: str) -> SlurmRanks:
+        attempt = next_attempt(tmp_path / "run")
+        cluster.commands.script("srun", body)
+        launcher = cluster.launcher(2)
+        launcher.check(config())
+        return launcher.start(tmp_path / "run", attempt, Placement(("n1", "n2"), 2), config())
+
+    return begin
+
+
+def test_ranks_are_asked_to_leave_once_all_can_take_it(begin: Begin, tmp_path: Path) -> None:
+    """srun passes SIGUSR1 on; a rank without its handler would die of it."""
+    ready = shlex.quote(str(tmp_path / "ready"))
+    ranks = begin(f"trap 'echo warned' USR1\n: > {ready}\nfor i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.25; done")
+    log = attempt_dir(tmp_path / "run", 1) / "logs" / "srun.log"
+    folder = attempt_dir(tmp_path / "run", 1) / "ranks"
+    wait_until((tmp_path / "ready").exists)
+    (folder / "0.pid.json").write_text('{"host": "n1", "pid": 1}')
+    ranks.ask_to_leave()
+    time.sleep(0.3)
+    assert log.read_text() == ""
+    (folder / "1.pid.json").write_text('{"host": "n2", "pid": 1}')
+    for _ in range(3):
+        ranks.ask_to_leave()
+        time.sleep(0.4)  # signals that wait for each other become one
+    assert ranks.process.wait(20) == 0
+    ranks.ask_to_leave()  # too late: no error
+    ranks.end()
+    assert log.read_text() == "warned\n"
+
+
+def test_a_node_failure_is_read_off_the_log(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_LOOK_S", 0.0)
+    ranks = begin("echo 'srun: error: Node failure on n2' >&2; exec sleep 60")
+    try:
+        wait_until(ranks.lost_node)
+        assert ranks.lost_node() == "n2"
+    finally:
+        ranks.end()
+    assert ranks.process.wait(20) == -signal.SIGKILL
+
+
+def test_ending_kills_the_job_step_and_srun(
+    begin: Begin, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_END_TIMEOUT_S", 0.2)
+    ranks = begin("exec sleep 60")
+    cluster.commands.squeue(i="7.0 hpctrain-a0001\n7.1 hpctrain-a0002\n")
+    ranks.end()
+    assert ranks.process.wait(20) == -signal.SIGKILL
+    assert {call[-1] for call in cluster.commands.calls("scancel")} == {"7.0"}
+
+
+def test_the_launchers_words_are_those_of_its_kind(cluster: Cluster, tmp_path: Path) -> None:
+    srun, mpirun = cluster.launcher(), cluster.launcher(kind="mpirun")
+    word = srun.word("srun: error: n2: task 1: Killed\n", {})
+    assert word is not None
+    assert (word.rank, word.node) == (1, "n2")
+    assert mpirun.word("srun: error: n2: task 1: Killed\n", {}) is None
+    assert (srun.log(tmp_path, 1).name, mpirun.log(tmp_path, 1).name) == ("srun.log", "mpirun.log")
