@@ -79,6 +79,13 @@ def train(run: Run) -> bool:
 
     Raises `NonFiniteError`, `OutOfStepError`, and whatever the Task, the data path or the storage raise.
     """
+    try:
+        return _train(run)
+    finally:
+        _tell_phases(run)
+
+
+def _train(run: Run) -> bool:
     steps = run.data.loader.steps(run.cursor.epoch, run.cursor.step_in_epoch, run.config.train.epochs)
     progress = _Progress(run)
     while True:
@@ -181,7 +188,14 @@ def evaluate(run: Run) -> bool:
         return False
     run.metrics = metrics
     run.events.emit("evaluate", step=run.cursor.step, epoch=run.cursor.epoch, metrics=metrics)
+    _tell_phases(run)
     return True
+
+
+def _tell_phases(run: Run) -> None:
+    """On rank 0, where the time went so far; `step` events say it too, about every two seconds."""
+    if run.world.is_root:
+        run.events.emit("phases", step=run.cursor.step, phases=run.phases.totals())
 
 
 def _save_now(run: Run) -> None:
@@ -270,5 +284,6 @@ class _Progress:
                 loss=verdict.loss,
                 lr=run.optimizer.param_groups[0]["lr"],
                 samples_per_s=self._samples / max(elapsed_s, 1e-9),
+                phases=run.phases.totals(),
             )
             self._said_s, self._samples = now, 0

@@ -33,6 +33,10 @@ class Phases:
         finally:
             self.seconds[name] += time.perf_counter() - begun
 
+    def totals(self) -> dict[str, float]:
+        """Seconds by phase so far, for an event: it tells where the time went when this process is killed."""
+        return {name: round(value, 3) for name, value in self.seconds.items()}
+
     def still_alive(self, name: str, step: int) -> None:
         """A sign of life within a long phase."""
         self._watchdog.beat(name, step)
