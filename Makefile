@@ -32,7 +32,7 @@ PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup horovod demo test lint format clean
+.PHONY: help setup horovod demo test test-slurm lint format clean
 
 help: ## This list
 	@echo "hpctrain: make TARGET"
@@ -43,6 +43,9 @@ demo: $(READY_STAMP) ## Pack, stage, train on 2 ranks, lose one, come back, and 
 
 test: $(READY_STAMP) ## All tests (PYTEST_ARGS="-k name -x" narrows them)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slurm: $(READY_STAMP) ## The tests on a mini cluster of Slurm (part of `make test`; root on Debian or Ubuntu)
+	$(BIN)/python -m pytest -m slurm $(PYTEST_ARGS)
 
 lint: $(READY_STAMP) ## ruff, mypy, import-linter, codespell
 	$(BIN)/ruff check .

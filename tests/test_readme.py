@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,24 +12,27 @@ from pathlib import Path
 import pytest
 
 from hpctrain.config import reference_markdown
+from tests.slurm_support import require_minicluster
 from tests.support import ROOT, hpctrain, read_json
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SLURM = README.split("## On a Slurm cluster")[1].split("\n## ")[0]
 RUN_ELSEWHERE = {
     "make demo": ".ci/run",
     "make test": ".ci/run",
     ". .venv/bin/activate": "Makefile",
     "python -m benchmarks storage --quick": "tests/benchmarks",
     "python -m benchmarks precision --quick": "tests/benchmarks",
+    "python -m benchmarks recovery --quick": "tests/benchmarks",
 }
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[str]:
-    lines = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+def commands(text: str = README) -> list[str]:
+    lines = [line.split("#")[0].strip() for block in blocks("sh", text) for line in block.splitlines()]
     return [line for line in lines if line]
 
 
@@ -73,22 +77,44 @@ def test_commands_that_run_elsewhere_are_run_there() -> None:
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_the_example_runs_as_shown(tmp_path: Path) -> None:
-    """Every other command, in order, in a folder with the two files that the README shows."""
-    (task,) = blocks("python")
-    (description,) = blocks("toml")
-    (tmp_path / "my_task.py").write_text(task)
-    (tmp_path / "my_run.toml").write_text(description)
+    """Every other command but those for Slurm, in order, in a folder with the two files that the README shows."""
+    run_shown(
+        [line for line in commands() if line not in RUN_ELSEWHERE and line not in commands(SLURM)], tmp_path
+    )
+    result = read_json(tmp_path / "runs" / "my-run" / "result.json")
+    assert result["metrics"]["accuracy"] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.timeout(400)
+def test_the_slurm_example_runs_as_shown(tmp_path: Path) -> None:
+    require_minicluster()
+    prepare = [line for line in commands() if line.startswith(("hpctrain data", "hpctrain pack"))]
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    try:
+        run_shown(prepare + commands(SLURM), tmp_path)
+    finally:
+        hpctrain(["minicluster", "down", "--name", "try"])
+    assert read_json(tmp_path / "runs" / "my-run" / "result.json")["metrics"]["accuracy"] > 0.5
+    assert "finished with 0 restarts" in (tmp_path / "job.log").read_text()
+
+
+def run_shown(lines: list[str], folder: Path) -> None:
+    """Run command lines in a folder with the Task and the description of the README."""
     if (
         shutil.which("pip") is None
         and subprocess.run([sys.executable, "-m", "pip", "--version"], check=False).returncode
     ):
         pytest.skip("pip, which fetches the digits, is not there")
-    for command in commands():
-        if command in RUN_ELSEWHERE:
-            continue
+    (task,) = blocks("python")
+    (description,) = blocks("toml")
+    (folder / "my_task.py").write_text(task)
+    (folder / "my_run.toml").write_text(description)
+    bin_folder = Path(sys.executable).parent
+    for command in lines:
         program, *arguments = command.split()
         assert program == "hpctrain", command
-        done = hpctrain(arguments, cwd=tmp_path)
+        environment = {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
+        done = hpctrain(arguments, cwd=folder, env=environment, timeout_s=300)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    result = read_json(tmp_path / "runs" / "my-run" / "result.json")
-    assert result["metrics"]["accuracy"] > 0.5
