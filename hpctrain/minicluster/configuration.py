@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from hpctrain.minicluster.files import make_directory
 from hpctrain.minicluster.spec import HEAD, ClusterSpec
 
 _SLURM_CONF = """\
@@ -52,16 +53,24 @@ StorageUser=root
 StorageLoc=slurm
 """
 _CGROUP_CONF = "CgroupAutomount=no\n"
+_SHELL_RC = """\
+[ -r ~/.bashrc ] && . ~/.bashrc
+PS1='[{name}] \\u@\\h:\\w\\$ '
+"""
+
+SHELL_RC = Path("/etc/slurm/shellrc")
+"""What an interactive bash on a host reads: the user's own settings, and a prompt that names the cluster."""
 
 
 def write_configuration(spec: ClusterSpec) -> None:
     """Write all files that the hosts read: etc/, and the munge key."""
     for directory in (spec.etc_dir, spec.munge_dir):
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
     (spec.etc_dir / "slurm.conf").write_text(slurm_conf(spec))
     (spec.etc_dir / "cgroup.conf").write_text(_CGROUP_CONF)
     hosts = [f"{spec.address(host)} {host}" for host in spec.hosts]
     (spec.etc_dir / "hosts").write_text("\n".join(["127.0.0.1 localhost", *hosts]) + "\n")
+    (spec.etc_dir / SHELL_RC.name).write_text(_fill(_SHELL_RC, spec))
     _write_private(spec.etc_dir / "slurmdbd.conf", _fill(_SLURMDBD_CONF, spec).encode())
     _write_private(spec.etc_dir / "munge.key", secrets.token_bytes(128))
 
@@ -97,6 +106,7 @@ def _fill(template: str, spec: ClusterSpec) -> str:
 
 
 def _write_private(path: Path, content: bytes) -> None:
+    """Secrets: nobody else may read them at any time."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_bytes(content)

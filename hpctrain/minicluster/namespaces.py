@@ -1,4 +1,4 @@
-"""Hosts as sets of namespaces: starting one, finding it, running a command in it, ending it (unshare(1), nsenter(1))."""
+"""Hosts as sets of namespaces: starting one, finding it, entering it, ending it (unshare(1), nsenter(1))."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 import psutil
 
 from hpctrain.errors import ConfigError, HangError
+from hpctrain.minicluster.daemons import init_environment
 from hpctrain.minicluster.spec import ClusterSpec
 
 _MODULE = "hpctrain.minicluster.host"
+_LAUNCHERS = ("setsid", "unshare")  # what becomes the init, or holds it
 _END_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 
@@ -29,6 +31,14 @@ class Host:
     keeper: psutil.Process
     init: psutil.Process
 
+    def daemons(self, *names: str) -> list[psutil.Process]:
+        """The processes of these names that the init would reap; none where the host is down."""
+        try:
+            children = self.init.children()
+        except psutil.NoSuchProcess:
+            return []
+        return [child for child in children if _lives(child) and _name(child) in names]
+
 
 def start_host(spec: ClusterSpec, host: str) -> None:
     """Start the init process of `host` in namespaces of its own; it outlives the caller."""
@@ -36,30 +46,40 @@ def start_host(spec: ClusterSpec, host: str) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     # Not ip-netns(8): it mounts /sys anew, and slurmd then finds no cgroup filesystem.
     isolate = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    # Forked away, the host is nobody's child: no caller need wait for it, and none is told of its end.
+    away = ["setsid", "--fork"]
     with log.open("ab") as stream:
-        subprocess.Popen(
-            [*isolate, "--propagation", "private", sys.executable, "-m", _MODULE, spec.name, host],
-            env={**_clean_environment(), "PYTHONPATH": str(Path(__file__).parents[2])},
+        subprocess.run(
+            [*away, *isolate, "--propagation", "private", sys.executable, "-m", _MODULE, spec.name, host],
+            env=init_environment(),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            start_new_session=True,
             cwd="/",
+            check=True,
         )
 
 
 def running_hosts(name: str) -> dict[str, Host]:
     """The hosts of cluster `name` that are up, found by their command lines: no file that could be stale."""
-    keepers: dict[str, psutil.Process] = {}
-    inits: dict[str, psutil.Process] = {}
-    for process in psutil.process_iter():
-        try:
-            command = process.cmdline()
-            if command[-3:-1] == [_MODULE, name] and process.status() != psutil.STATUS_ZOMBIE:
-                (keepers if command[0] == "unshare" else inits)[command[-1]] = process
-        except psutil.Error:
-            continue
-    return {host: Host(host, keepers[host], inits[host]) for host in inits if host in keepers}
+    pieces = list(_pieces(name))
+    keepers = {process.pid: process for _, program, process in pieces if program == "unshare"}
+    found = {}
+    for host, program, process in pieces:
+        # The init's own children bear its command line until they run something, so the parent must be asked, too.
+        if program not in _LAUNCHERS and (keeper := keepers.get(_parent(process))) is not None:
+            found[host] = Host(host, keeper, process)
+    return found
+
+
+def held_hosts(name: str) -> set[str]:
+    """Names of the hosts of which anything runs: those that are up, and those that are about to be."""
+    return {host for host, _, _ in _pieces(name)}
+
+
+def running_clusters() -> set[str]:
+    """Names of the clusters of which anything runs, whether they have files or not."""
+    return {command[-2] for command, _ in _host_processes()}
 
 
 def end_hosts(name: str, hosts: Sequence[str] | None = None) -> int:
@@ -70,15 +90,15 @@ def end_hosts(name: str, hosts: Sequence[str] | None = None) -> int:
     """
     deadline_s = time.monotonic() + _END_TIMEOUT_S
     ended: set[str] = set()
-    while found := [host for host in _pieces(name) if hosts is None or host[0] in hosts]:
-        for host, process in found:
+    while found := [piece for piece in _pieces(name) if hosts is None or piece[0] in hosts]:
+        for host, _, process in found:
             ended.add(host)
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
         if time.monotonic() > deadline_s:
-            pids = ", ".join(str(process.pid) for _, process in found)
+            pids = ", ".join(str(process.pid) for _, _, process in found)
             raise HangError(
                 f"processes {pids} of mini cluster {name} survive SIGKILL for {_END_TIMEOUT_S:g} s"
             )
@@ -88,51 +108,86 @@ def end_hosts(name: str, hosts: Sequence[str] | None = None) -> int:
 
 def command_inside(host: Host, command: Sequence[str], directory: str | Path = "/") -> list[str]:
     """The command line that runs `command` on a host. It dies with the process that was started from it."""
-    enter = ["nsenter", "-t", str(host.init.pid), "-n", "-m", "-u", "-p", f"--wd={directory}", "--"]
-    return [*enter, "setpriv", "--pdeathsig", "KILL", "--", *command]
+    enter = ["nsenter", "-t", str(host.init.pid), "-n", "-m", "-u", "-p", "-r", "--"]
+    return [*enter, "setpriv", "--pdeathsig", "KILL", "--", "env", f"--chdir={directory}", "--", *command]
+
+
+def environment_inside() -> dict[str, str]:
+    """The caller's environment without what belongs to another Slurm, such as SLURM_CONF."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
 
 
 def run_inside(
     host: Host, command: Sequence[str], timeout_s: float = 60.0, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command on a host and return what it said."""
-    return subprocess.run(
-        command_inside(host, command, options.pop("cwd", "/")),
-        timeout=timeout_s,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        **options,
-    )
+    """Run a command on a host and return what it said. Raises `HangError` after `timeout_s`."""
+    try:
+        return subprocess.run(
+            command_inside(host, command, options.pop("cwd", "/")),
+            timeout=timeout_s,
+            capture_output=True,
+            text=True,
+            check=False,
+            **{"env": environment_inside()}
+            | ({} if "input" in options else {"stdin": subprocess.DEVNULL})
+            | options,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HangError(f"{' '.join(command)} on {host.name} did not end within {timeout_s:g} s") from error
 
 
 def require(hosts: dict[str, Host], name: str, host: str) -> Host:
     """The running host of that name; raises `ConfigError` where it is down."""
     if host not in hosts:
         raise ConfigError(
-            f"host {host} of mini cluster {name} is not up; see `hpctrain minicluster status --name {name}`"
+            f"host {host} of mini cluster {name} is down; `hpctrain minicluster status --name {name}` shows the others"
         )
     return hosts[host]
 
 
-def _pieces(name: str) -> list[tuple[str, psutil.Process]]:
-    """All processes that hold a host, whole or half started. Zombies of others do not count."""
-    found = []
+def refuse_inside() -> None:
+    """Raise `ConfigError` on a host of a mini cluster, which sees neither the others nor the outside."""
+    command = psutil.Process(1).cmdline()
+    if command[-3:-2] == [_MODULE]:
+        raise ConfigError(
+            f"this is host {command[-1]} of mini cluster {command[-2]}, which sees no other host: leave its shell first"
+        )
+
+
+def _pieces(name: str) -> list[tuple[str, str, psutil.Process]]:
+    """All processes that hold a host, whole or half started: host, program, process."""
+    return [
+        (command[-1], command[0], process) for command, process in _host_processes() if command[-2] == name
+    ]
+
+
+def _host_processes() -> Iterator[tuple[list[str], psutil.Process]]:
+    """Root's only: whoever can fake a command line is not to be entered by root. Zombies are ended already."""
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
-            if command[-3:-1] == [_MODULE, name] and process.status() != psutil.STATUS_ZOMBIE:
-                found.append((command[-1], process))
+            if command[-3:-2] == [_MODULE] and process.uids().real == 0 and _lives(process):
+                yield command, process
         except psutil.Error:
             continue
-    return found
 
 
-def _clean_environment() -> dict[str, str]:
-    """The caller's environment without what would mislead a host (a job's variables, another Python's path)."""
-    return {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("SLURM", "PYTHON", "OMPI", "PMIX"))
-    }
+def _parent(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from hpctrain.durable import replace_file
 from hpctrain.errors import ConfigError, UsageError
 from hpctrain.resilience.attempts import read_json
 
@@ -17,7 +18,14 @@ HEAD = "head"
 SSD = Path("/mnt/ssd")
 """Where a node finds its own SSD; it outlives a reboot of the node."""
 
+COVERED = (Path("/tmp"), Path("/mnt"))
+"""Where every host has a directory of its own; what lies below them outside is seen only if it is shared."""
+
+OWN_PARTITIONS = ("main", "urgent")
+"""Those that every cluster has, with all nodes; jobs of `urgent` preempt others."""
+
 MAX_NODES = 200
+_MIN_SSD_MIB = 8  # a smaller ext4 has no journal
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,15}")
 
 
@@ -32,7 +40,7 @@ class ClusterSpec:
         memory_mib: memory per node that Slurm is told.
         ssd_mib: size of a node's SSD.
         partitions: further partitions, by name the node names; `main` and `urgent` always have all nodes.
-        shared: directories below /tmp that every host is to see as they are outside.
+        shared: directories below /tmp or /mnt that every host is to see as they are outside.
         requeue: whether jobs may be requeued (`JobRequeue` of slurm.conf).
     """
 
@@ -52,6 +60,17 @@ class ClusterSpec:
             )
         if not 1 <= self.num_nodes <= MAX_NODES:
             raise UsageError(f"{self.num_nodes} nodes: a mini cluster has 1 to {MAX_NODES}")
+        for value, least, what in (
+            (self.cpus_per_node, 1, "CPUs per node"),
+            (self.memory_mib, 64, "MiB of memory per node"),
+            (self.ssd_mib, _MIN_SSD_MIB, "MiB of SSD per node"),
+        ):
+            if value < least:
+                raise UsageError(f"{value} {what}: at least {least}")
+        for partition, members in self.partitions.items():
+            self._check_partition(partition, members)
+        for path in self.shared:
+            covering(Path(path))
 
     @property
     def nodes(self) -> list[str]:
@@ -91,6 +110,17 @@ class ClusterSpec:
         """What belongs to one host: its /tmp, logs, spool and SSD."""
         return self.state_dir / "hosts" / host
 
+    def _check_partition(self, partition: str, members: list[str]) -> None:
+        if not _NAME.fullmatch(partition) or partition in OWN_PARTITIONS:
+            raise UsageError(
+                f"partition {partition!r}: use up to 16 small letters, digits and dashes, and a name other than "
+                f"{', '.join(OWN_PARTITIONS)}"
+            )
+        if not members:
+            raise UsageError(f"partition {partition} has no nodes: name some of {', '.join(self.nodes)}")
+        for node in members:
+            self.check_node(node)
+
     def check_node(self, node: str) -> None:
         """Raise `UsageError` unless the cluster has this compute node."""
         if node not in self.nodes:
@@ -100,23 +130,40 @@ class ClusterSpec:
 
     def save(self) -> None:
         """Write the description into the state directory."""
-        (self.state_dir / "spec.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+        replace_file(self.state_dir / "spec.json", (json.dumps(asdict(self), indent=1) + "\n").encode())
 
 
 def load_spec(name: str) -> ClusterSpec:
     """The description of an existing cluster; raises `ConfigError` where there is none of that name."""
-    raw = read_json(STATE_ROOT / name / "spec.json")
+    path = ClusterSpec(name).state_dir / "spec.json"
+    raw = read_json(path)
     if raw is None:
         known = ", ".join(cluster_names()) or "none"
         raise ConfigError(
             f"no mini cluster {name!r} (there is: {known}); start one with `hpctrain minicluster up --name {name}`"
         )
-    return ClusterSpec(**raw)
+    try:
+        return ClusterSpec(**raw)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is damaged, or of another version: {error}; `hpctrain minicluster down --name {name}` removes it"
+        ) from error
 
 
 def cluster_names() -> list[str]:
     """Names of the clusters that have a state directory."""
     try:
-        return sorted(path.name for path in STATE_ROOT.iterdir() if path.is_dir())
+        return sorted(
+            path.name for path in STATE_ROOT.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)
+        )
     except FileNotFoundError:
         return []
+
+
+def covering(path: Path) -> Path:
+    """Which of `COVERED` hides `path` from the hosts. Raises `UsageError` where none does: it is seen anyway."""
+    for cover in COVERED:
+        if cover in path.parents and ".." not in path.parts:
+            return cover
+    places = " or ".join(map(str, COVERED))
+    raise UsageError(f"shared directory {path}: give a path below {places}; hosts see all others anyway")
