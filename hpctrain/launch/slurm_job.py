@@ -75,19 +75,19 @@ class SlurmJob:
         said = _ask(["squeue", "-h", "-j", job, "-o", "%T"], unknown_job="")
         return None if said is None else any(state not in _ENDED_STATES for state in said.split())
 
-    def nodes(self) -> list[str] | None:
-        """The nodes that the job still has, less those that Slurm believes dead; None: not known."""
+    def nodes(self) -> dict[str, bool] | None:
+        """The nodes that the job still has, and whether Slurm believes each alive; None: not known."""
         said = _ask(["squeue", "-h", "-j", self.id, "-o", "%N"])
         names = (said or "").strip()
         states = _ask(["sinfo", "-h", "-N", "-n", names, "-o", "%N %T"]) if names else None
         if states is None:
             return None
-        pairs = dict(line.split()[:2] for line in states.splitlines() if len(line.split()) >= 2)
-        return [node for node, state in pairs.items() if is_usable(state)]
+        pairs = [line.split() for line in states.splitlines() if len(line.split()) == 2]
+        return {node: is_usable(state) for node, state in pairs}
 
     def steps(self, prefix: str) -> list[str] | None:
         """Ids of the job's steps whose name begins with `prefix`; None: not known."""
-        said = _ask(["squeue", "-h", "-s", "-j", self.job_id, "-o", "%i %j"], unknown_job="")
+        said = _ask(["squeue", "-h", "-s", "-j", self.id, "-o", "%i %j"], unknown_job="")
         if said is None:
             return None
         pairs = [line.split(maxsplit=1) for line in said.splitlines() if len(line.split()) == 2]

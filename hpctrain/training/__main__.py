@@ -18,7 +18,7 @@ from hpctrain.training.attempt import RankAttempt
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run one rank; exits with the code of its end record."""
+    """Run one rank; exits with 0 after an orderly end, else with the code of its end record."""
     attempt = RankAttempt(Path(arguments[0]), int(arguments[1]))
     threading.excepthook = lambda args: attempt.abort(args.exc_value or RuntimeError("a thread failed"))
     try:
@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> NoReturn:
         finished = run_rank(attempt)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the rank ends with a record of it
         attempt.abort(error)
-    sys.exit(attempt.leave_together(FailureClass.DONE if finished else FailureClass.LEAVE))
+    attempt.leave_together(FailureClass.DONE if finished else FailureClass.LEAVE)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

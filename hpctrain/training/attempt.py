@@ -68,10 +68,11 @@ class RankAttempt:
         self.phases = Phases(self.watchdog, _SLOW_PHASES, limits.start_timeout_s)
         self.watchdog.start()
 
-    def leave_together(self, failure: FailureClass) -> int:
-        """Record an orderly end on all ranks before any exits; returns the exit code.
+    def leave_together(self, failure: FailureClass) -> None:
+        """Record an orderly end on all ranks before any exits.
 
-        A launcher kills the other ranks at the first exit that is not 0.
+        The process then ends with 0, asked to leave or done: a launcher kills the other ranks at the first exit that is
+        not 0, and would catch them in MPI_Finalize.
         """
         from mpi4py import MPI
 
@@ -80,7 +81,6 @@ class RankAttempt:
         self.watchdog.beat("exit", step)
         stop_world()
         MPI.COMM_WORLD.Barrier()
-        return failure.exit_code
 
     def abort(self, error: BaseException) -> NoReturn:
         """Record an error, then end every rank of the job; this one at the latest when MPI does not do it in time."""

@@ -146,6 +146,7 @@ def cluster(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         "_STRAGGLER_TIMEOUT_S": 0.5,
         "_PATIENCE_S": 0.2,
         "_RETRY_S": 0.01,
+        "_SETTLE_S": 0.1,
     }.items():
         monkeypatch.setattr(slurm, name, value)
     return Cluster(commands)
@@ -304,7 +305,7 @@ def test_what_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
     started = Started(cluster, tmp_path, cluster.launcher(), description)
     end = started.words.index("apptainer")
     assert set(started.words[:end]) >= {
-        "--no-kill", "--export=ALL", "--nodes=2", "--nodelist=n1,n2", "--ntasks=4", "--job-name=hpctrain-a0001",
+        "--no-kill", "--export=ALL", "--nodes=2", "--nodelist=n1,n2", "--ntasks=4", "--job-name=hpctrain-7-a0001",
         "--mpi=pmix", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--open-mode=append", "--cpu-bind=none",
     }  # fmt: skip
     directory = attempt_dir(started.run_dir, 1)
@@ -393,7 +394,7 @@ def test_ending_kills_the_job_step_and_srun(
 ) -> None:
     monkeypatch.setattr(slurm, "_END_TIMEOUT_S", 0.2)
     ranks = begin("exec sleep 60")
-    cluster.commands.squeue(i="7.0 hpctrain-a0001\n7.1 hpctrain-a0002\n")
+    cluster.commands.squeue(i="7.0 hpctrain-7-a0001\n7.1 hpctrain-7-a0002\n")
     ranks.end()
     assert ranks.process.wait(20) == -signal.SIGKILL
     assert {call[-1] for call in cluster.commands.calls("scancel")} == {"7.0"}

@@ -150,10 +150,10 @@ def test_without_squeue_nobody_knows(commands: Commands) -> None:
     assert job().steps("hpctrain") is None
 
 
-def test_nodes_are_those_of_the_job_that_slurm_believes_in(commands: Commands) -> None:
+def test_nodes_of_the_job_and_whether_slurm_believes_them_alive(commands: Commands) -> None:
     commands.squeue(N="n[1-3]\n")
     commands.answer("sinfo", "n1 mixed\nn2 down*\nn3 allocated\nn3 allocated\n")  # n3 is in two partitions
-    assert job().nodes() == ["n1", "n3"]
+    assert job().nodes() == {"n1": True, "n2": False, "n3": True}
     assert commands.calls("sinfo")[-1][:4] == ["-h", "-N", "-n", "n[1-3]"]
     commands.answer("sinfo", err=SILENT, code=1)
     assert job().nodes() is None
@@ -285,7 +285,7 @@ def test_a_successor_is_like_the_job(commands: Commands) -> None:
             SLURM_CPUS_PER_TASK="6",
             SLURM_SUBMIT_DIR="/home/me/my runs",
             HPCTRAIN_SUBMISSION="4_3",
-            HPCTRAIN_BATCH_ARGUMENTS="my\\ run.toml --dir /scratch/me/run ",  # as printf %q quotes them
+            HPCTRAIN_BATCH_ARGUMENTS="my run.toml\n--dir\n/scratch/me/run",  # one per line, as the script says it
         )
     ).successor_command()
     assert command is not None

@@ -19,7 +19,7 @@ from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, Attempt, list_attempt
 from tests.support import ROOT
 from tests.toy import toy_run
 
-WAIT_S = 240.0
+WAIT_S = 400.0
 _POLL_S = 0.3
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 
@@ -89,7 +89,7 @@ class Lab:
             "task__options": {"sleep_s": sleep_s, **options},
             "staging__dir": "$HPCTRAIN_SSD/hpctrain",
             "resilience__leave_margin_s": 8,
-            "resilience__hang_timeout_s": 30,
+            "resilience__hang_timeout_s": 60,
             "resilience__start_timeout_s": 120,
         }
         return toy_run(self.folder / name, self.data, **(settings | changes))
@@ -166,6 +166,14 @@ class Lab:
                 parts.append(f"--- {path}\n{path.read_text(errors='replace')[-1500:]}")
         for job in self.jobs:
             parts.append(f"--- job {job}\n{self.slurm('scontrol', 'show', 'job', job, check=False)}")
+        hosts = self.cluster.spec.host_dir("head").parent
+        for path in sorted(hosts.glob("*/log/slurm*.log")):
+            lines = path.read_text(errors="replace").splitlines()
+            found = [line for line in lines if any(re.search(rf"\b{job}\b", line) for job in self.jobs)]
+            parts += [
+                f"--- {path}",
+                *(line for line in found[-25:] if "error" in line or path.name == "slurmctld.log"),
+            ]
         return "\n".join(parts)
 
     def nothing_is_left(self) -> None:

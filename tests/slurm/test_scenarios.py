@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from concurrent.futures import Future
 
 import pytest
@@ -10,6 +11,12 @@ from hpctrain.minicluster.cluster import Cluster
 from tests.slurm.scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(autouse=True)
+def no_stacks_of_a_long_wait() -> None:
+    """pytest prints all stacks after 150 s in a test; here a test waits that long for others that are being played."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
