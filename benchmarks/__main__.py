@@ -40,7 +40,7 @@ Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, max=4, help="MPI ran
 
 app = typer.Typer(
     name="benchmarks",
-    help="Measure storage and precision settings on this machine.",
+    help="Measure on this machine: storage and precision settings, and how soon a run recovers.",
     epilog="Example: python -m benchmarks storage --quick --json storage.json --markdown storage.md",
     no_args_is_help=True,
     add_completion=False,
@@ -92,6 +92,29 @@ def precision(
         folder,
         json,
         markdown,
+    )
+
+
+@app.command()
+def recovery(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two rounds, and no lost node: ends within three minutes.")
+    ] = False,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Loss of a rank, loss of a node, and a warning under Slurm: seconds until the run goes on, and steps lost.
+
+    It brings up a Slurm cluster of its own on this machine (see `hpctrain minicluster`), and takes it down again:
+    that needs root and packages of Debian or Ubuntu.
+
+    Example: python -m benchmarks recovery --quick --json recovery.json
+    """
+    from benchmarks.recovery import QUICK, RecoveryConfig, run_recovery
+
+    config = QUICK if quick else RecoveryConfig()
+    _benchmark(
+        "recovery", lambda work, report, say: run_recovery(config, work, report, say), None, json, markdown
     )
 
 

@@ -39,7 +39,7 @@ def create(
 
     Example: hpctrain env-archive create /scratch/me/env.tar.gz
     """
-    from hpctrain.launch.env_archive import create_archive
+    from hpctrain.launch.environment.archive import create_archive
 
     started_s = time.monotonic()
     with _progress("archived") as progress:
@@ -71,7 +71,7 @@ def unpack(
 
     Example: PYTHON=$(hpctrain env-archive unpack /scratch/me/env.tar.gz '$TMPDIR')
     """
-    from hpctrain.launch.env_unpack import unpack_archive
+    from hpctrain.launch.environment.unpack import unpack_archive
 
     with _progress("unpacked") as progress:
         python = unpack_archive(archive, directory, progress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -16,10 +15,12 @@ from pathlib import Path
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError, HangError
+from hpctrain.launch.hostlist import expand_counts, expand_nodes
 from hpctrain.launch.local import start_process
 from hpctrain.launch.mpi import Mpi, find_mpi, rank_environment, ring_variables
 from hpctrain.launch.slurm_job import SlurmJob
-from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir
+from hpctrain.launch.sweep import srun_command, step_environment, sweep, sweep_groups
+from hpctrain.resilience.attempts import attempt_dir
 from hpctrain.resilience.launching import Placement
 from hpctrain.resilience.processes import Descendants, started_ranks
 from hpctrain.resilience.scratch import SCRATCH_VARIABLE, scratch_prefix
@@ -32,28 +33,10 @@ _MPI_TYPES = {"srun-pmix": "pmix", "srun-pmi2": "pmi2", "cray_shasta": "cray_sha
 _DEPUTY = "hpctrain-deputy"
 _MPIRUN_STEPS = ("prted", "orted", "hydra")
 _END_TIMEOUT_S = 10.0
-_PROBE_TIMEOUT_S = 20.0
-_STRAGGLER_TIMEOUT_S = 5.0
-_POLL_S = 0.05
 _PATIENCE_S = 300.0
 _SETTLE_S = 20.0
 _LOOK_S = 1.0
 _RETRY_S = 3.0
-# They would overrule the placement, or make srun warn that it does not fit.
-_OVERRULING = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION")
-# Kills processes whose environment holds $1 (an attempt of the run) until none is left, removes /dev/shm/$2*, and says
-# the node's name: without it, something is left.
-_SWEEP = """\
-for second in 1 2 3 4 5 6 7 8 9 10; do
-  found=$(grep -lsazF -- "$1" /proc/[0-9]*/environ | sed 's|/proc/||; s|/environ||')
-  if [ -z "$found" ]; then rm -rf -- "/dev/shm/$2"*; echo "$SLURMD_NODENAME"; exit 0; fi
-  kill -9 $found 2>/dev/null
-  sleep 1
-done
-exit 1"""
-_COMMA_OUTSIDE = re.compile(r",(?![^\[]*\])")  # of brackets
-_NAMES = re.compile(r"([^\[\],]*)(?:\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\])?([^\[\],]*)")
-_REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 class SlurmLauncher:
@@ -108,7 +91,7 @@ class SlurmLauncher:
         deadline_s = time.monotonic() + _SETTLE_S
         while True:
             allocated = self._allocated_nodes()
-            swept = self._sweep([node for node in self._tasks if allocated.get(node)], run_dir)
+            swept = sweep([node for node in self._tasks if allocated.get(node)], run_dir, self._environment)
             placement = self._placement([node for node in self._tasks if node in swept], config)
             whole = placement is not None and placement.num_ranks == self.num_ranks(config)
             # One that Slurm has not given up yet may be about to register with a slurmctld that has just restarted.
@@ -138,7 +121,7 @@ class SlurmLauncher:
         per_node = max(self._tasks[node] for node in placement.nodes)
         variables = rank_environment(config, self._mpi(), per_node, directory)
         variables |= {SCRATCH_VARIABLE: scratch_prefix(run_dir), **self._pmix_variables()}
-        environment = {key: value for key, value in self._environment.items() if key not in _OVERRULING}
+        environment = step_environment(self._environment)
         command = self._command(placement, attempt, directory, config)
         program = [*_container(config, self._environment), self._python(), "-m", "hpctrain.training"]
         self._post_deputy(run_dir, placement)
@@ -169,7 +152,7 @@ class SlurmLauncher:
             self._deputy.kill()
             self._deputy.wait()
             self._deputy = None
-        self._hear([list(self._tasks)], run_dir)
+        sweep_groups([list(self._tasks)], run_dir, self._environment)
 
     def _command(self, placement: Placement, attempt: int, directory: Path, config: RunConfig) -> list[str]:
         if self._kind == "mpirun":
@@ -183,7 +166,7 @@ class SlurmLauncher:
             str(directory), str(directory).replace("%", "%%")
         )
         return [
-            *_srun(placement.nodes, placement.num_ranks),
+            *srun_command(placement.nodes, placement.num_ranks),
             f"--job-name={self._step_name(attempt)}",
             f"--mpi={_MPI_TYPES[self._kind]}",
             "--kill-on-bad-exit=1",
@@ -233,10 +216,10 @@ class SlurmLauncher:
             return
         how = ["--mpi=none", f"--job-name={_DEPUTY}-{self._job.job_id}", "--open-mode=append"]
         program = [self._python(), "-m", "hpctrain.launch.deputy", str(run_dir), here]
-        environment = {key: value for key, value in self._environment.items() if key not in _OVERRULING}
+        environment = step_environment(self._environment)
         # Its last word goes to a file of the run, not through srun, which dies with this host.
         output = str(run_dir / "deputy.log").replace("%", "%%")
-        command = [*_srun(others[-1:], 1), *how, f"--output={output}", *program]
+        command = [*srun_command(others[-1:], 1), *how, f"--output={output}", *program]
         self._deputy = start_process(command, environment, Path(os.devnull))
 
     def _allocated_nodes(self) -> dict[str, bool]:
@@ -249,43 +232,6 @@ class SlurmLauncher:
                 )
             time.sleep(_RETRY_S)
         return nodes
-
-    def _sweep(self, nodes: Sequence[str], run_dir: Path) -> set[str]:
-        """Have each node kill processes of this run and remove their shared memory; returns the nodes that did.
-
-        Slurm itself notices a dead node only after SlurmdTimeout, often five minutes.
-        """
-        swept = self._hear([nodes], run_dir) if nodes else set()
-        if swept.issuperset(nodes):
-            return swept
-        # A step on a node that is gone does not start on the others either: each by itself.
-        return swept | self._hear([[node] for node in nodes if node not in swept], run_dir)
-
-    def _hear(self, groups: Sequence[Sequence[str]], run_dir: Path) -> set[str]:
-        """One sweeping step per group of nodes, all at once; late ones get little time once somebody has answered."""
-        steps = [self._start_sweep(group, run_dir) for group in groups]
-        deadline_s = time.monotonic() + _PROBE_TIMEOUT_S
-        while running := [step for step in steps if step.poll() is None]:
-            if len(running) < len(steps):
-                deadline_s = min(deadline_s, time.monotonic() + _STRAGGLER_TIMEOUT_S)
-            if time.monotonic() > deadline_s:
-                break
-            time.sleep(_POLL_S)
-        for step in running:
-            step.kill()
-        return {node for step in steps for node in step.communicate()[0].split()}
-
-    def _start_sweep(self, nodes: Sequence[str], run_dir: Path) -> subprocess.Popen[str]:
-        marks = [f"{ATTEMPT_VARIABLE}={run_dir.resolve() / 'attempts'}{os.sep}", scratch_prefix(run_dir)]
-        how = ["--immediate=10", "--mpi=none", "--quiet", "--job-name=hpctrain-sweep"]
-        return subprocess.Popen(
-            [*_srun(nodes, len(nodes)), *how, "sh", "-c", _SWEEP, "sweep", *marks],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={key: value for key, value in self._environment.items() if key not in _OVERRULING},
-        )
 
 
 class SlurmRanks:
@@ -333,53 +279,6 @@ class SlurmRanks:
                 self._job.end_steps(name, _END_TIMEOUT_S)
         finally:
             self._descendants.end_all()
-
-
-def expand_nodes(text: str) -> list[str]:
-    """The names in a Slurm hostlist such as `gpu[1-3,07],login2` (one level of brackets), in its order.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    names: list[str] = []
-    for item in filter(None, _COMMA_OUTSIDE.split(text)):
-        match = _NAMES.fullmatch(item)
-        if match is None:
-            raise ConfigError(
-                f"SLURM_JOB_NODELIST: {item!r} in {text!r} cannot be read; names such as gpu[1-3,07] are expected"
-            )
-        head, ranges, tail = match.groups()
-        names += [f"{head}{number}{tail}" for number in _numbers(ranges)] if ranges else [item]
-    return names
-
-
-def expand_counts(text: str) -> list[int]:
-    """The numbers in Slurm's short form, such as `2(x3),1`: 2, 2, 2, 1."""
-    return [
-        int(match[1])
-        for part in text.split(",")
-        if (match := _REPEATED.fullmatch(part))
-        for _ in range(int(match[2] or 1))
-    ]
-
-
-def _numbers(ranges: str) -> list[str]:
-    """The numbers in `1-3,07`, with their leading zeros."""
-    numbers: list[str] = []
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
-    return numbers
-
-
-def _srun(nodes: Sequence[str], num_tasks: int) -> list[str]:
-    """The beginning of every srun: where, and how many.
-
-    `--no-kill`: the failure of a node does not end the job. `--overlap`: the step of an attempt that lost a node stays
-    in Slurm's books, and must not keep the next one from the same cores.
-    """
-    where = [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks={num_tasks}"]
-    return ["srun", "--no-kill", "--overlap", "--export=ALL", *where]
 
 
 def _container(config: RunConfig, environment: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpctrain.observe.events import _parse as parse_event
+from hpctrain.observe.events import parse_event
 
 _TRAINING = ("compute", "exchange", "exchange after save", "reduce", "update")
 

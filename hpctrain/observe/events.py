@@ -73,7 +73,7 @@ class EventTail:
             return []
         whole = content[: content.rfind(b"\n") + 1]  # a torn last line is read once it is complete
         self._offset += len(whole)
-        return [event for line in whole.splitlines() if (event := _parse(line)) is not None]
+        return [event for line in whole.splitlines() if (event := parse_event(line)) is not None]
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -81,7 +81,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return EventTail(path).poll()
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """The event in a line; None for anything else, such as a torn one."""
     try:
         event = json.loads(line)
     except ValueError:

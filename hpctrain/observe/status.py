@@ -11,7 +11,7 @@ from hpctrain.observe.story import RUNNING
 from hpctrain.observe.timeline import Timeline
 from hpctrain.resilience.attempts import attempt_dir, read_end
 from hpctrain.resilience.exits import FailureClass
-from hpctrain.resilience.explain import _advice as advice
+from hpctrain.resilience.explain import advice
 
 
 class RunState(StrEnum):

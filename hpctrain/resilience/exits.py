@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import traceback as traceback_module
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -212,11 +213,14 @@ def _publish_once(path: Path, content: bytes) -> None:
             temporary.unlink()
 
 
-def read_end_records(attempt_dir: Path) -> dict[int, EndRecord]:
-    """The end records of an attempt by rank; a file that is none counts as class `other`, shown as found."""
-    records = {}
+def read_end_records(attempt_dir: Path, known: Mapping[int, EndRecord] | None = None) -> dict[int, EndRecord]:
+    """The end records of an attempt by rank; a file that is none counts as class `other`, shown as found.
+
+    Those `known` are not read again.
+    """
+    records = dict(known or {})
     for path in sorted((attempt_dir / "ranks").glob("*.json")):
-        if path.stem.isdigit():
+        if path.stem.isdigit() and int(path.stem) not in records:
             records[int(path.stem)] = _read_record(path)
     return records
 

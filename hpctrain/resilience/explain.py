@@ -35,7 +35,7 @@ def failure_lines(
         f"  what   {end.reason}",
         *node,
         f"  log    {log}",
-        f"  next   {_advice(end)}; then run the same command again: it goes on from {resume_from}",
+        f"  next   {advice(end)}; then run the same command again: it goes on from {resume_from}",
     ]
 
 
@@ -51,7 +51,8 @@ def _tail(text: str) -> list[str]:
     return [f"  | {line}" for line in text.splitlines()[-_TAIL_LINES:]]
 
 
-def _advice(end: EndSummary) -> str:
+def advice(end: EndSummary) -> str:
+    """What to do next about an attempt that ended so, as an order without a full stop."""
     logs = f"attempts/a{end.attempt:04d}/logs"
     return {
         FailureClass.USER: "mend what the message names",

@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -84,26 +85,33 @@ def end_strays(run_dir: Path, variable: str, timeout_s: float = _END_TIMEOUT_S) 
     return _end(strays, timeout_s)
 
 
-def started_ranks(attempt: Path) -> dict[int, Path]:
-    """Ranks that run or ran, on any host, each with its `ranks/N.pid.json`."""
-    paths = {path.name.removesuffix(".pid.json"): path for path in (attempt / "ranks").glob("*.pid.json")}
-    return {int(rank): path for rank, path in paths.items() if rank.isdigit()}
+class RankProcess(NamedTuple):
+    """What a rank says of itself as its first deed."""
+
+    host: str
+    pid: int
+    pid_namespace: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this host, and its pid means the same here (not so from a container of its own)."""
+        return (self.host, self.pid_namespace) == (socket.gethostname(), pid_namespace())
 
 
-def rank_hosts(attempt: Path) -> dict[int, str]:
-    """The hosts of the ranks that run or ran, by rank."""
-    found = {rank: read_json(path) for rank, path in started_ranks(attempt).items()}
-    return {rank: str(content["host"]) for rank, content in found.items() if content is not None}
+def started_ranks(attempt: Path, known: Mapping[int, RankProcess] | None = None) -> dict[int, RankProcess]:
+    """The ranks that run or ran, on any host, from `ranks/N.pid.json`; those `known` are not read again."""
+    found = dict(known or {})
+    for path in (attempt / "ranks").glob("*.pid.json"):
+        rank = path.name.removesuffix(".pid.json")
+        if rank.isdigit() and int(rank) not in found and (content := read_json(path)) is not None:
+            namespace = str(content.get("pid_namespace", pid_namespace()))
+            found[int(rank)] = RankProcess(str(content["host"]), int(content["pid"]), namespace)
+    return found
 
 
 def rank_pids(attempt: Path) -> dict[int, int]:
-    """Process ids, by rank, of the ranks on this host whose numbers mean the same here."""
-    here, pids = (socket.gethostname(), pid_namespace()), {}
-    for rank, path in started_ranks(attempt).items():
-        content = read_json(path)
-        if content is not None and (content["host"], content.get("pid_namespace", here[1])) == here:
-            pids[rank] = int(content["pid"])
-    return pids
+    """Process ids, by rank, of the ranks on this host."""
+    return {rank: process.pid for rank, process in started_ranks(attempt).items() if process.is_here}
 
 
 def pid_namespace() -> str:

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.checkpoint.names import newest_step
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError, HangError, HpctrainError
 from hpctrain.observe.events import EventLog
@@ -21,23 +20,21 @@ from hpctrain.resilience.attempts import (
     admissible_checkpoints,
     attempt_dir,
     next_attempt,
-    step_before,
     write_end,
     write_start,
 )
 from hpctrain.resilience.clock import JobClock
-from hpctrain.resilience.exits import FailureClass, read_end_records
+from hpctrain.resilience.exits import FailureClass
 from hpctrain.resilience.explain import failure_lines
 from hpctrain.resilience.history import past_outcomes
 from hpctrain.resilience.launching import Job, Launcher, Placement, Ranks
 from hpctrain.resilience.lease import JobIdentity, Lease, LeaseLostError, boot_id
 from hpctrain.resilience.policy import Action, ActionKind, AttemptOutcome, Surroundings, decide, nowhere_to_go
-from hpctrain.resilience.processes import end_strays, rank_hosts, rank_pids
+from hpctrain.resilience.processes import end_strays
 from hpctrain.resilience.rundir import adopt_config, check_world, complete_result, is_finished, open_run_dir
 from hpctrain.resilience.signals import StopFlag
-from hpctrain.resilience.verdict import Evidence, Verdict, judge, rank_summaries
+from hpctrain.resilience.summary import Seen, summarize
 from hpctrain.resilience.wait import AttemptWatch
-from hpctrain.resilience.words import read_log
 
 _POLL_S = 0.1
 _WARNINGS = ("SIGUSR1", "SIGUSR2")
@@ -278,21 +275,6 @@ class Supervisor:
             self._leaving = "the end of the job's time"
         return self._leaving is not None
 
-    def _evidence(self, start: StartRecord, launcher_code: int | None, says: str | None) -> Evidence:
-        directory = attempt_dir(self._run_dir, start.attempt)
-        log, pids = read_log(self._launcher.log(self._run_dir, start.attempt)), rank_pids(directory)
-        return Evidence(
-            num_ranks=start.num_ranks,
-            records=read_end_records(directory),
-            hosts=rank_hosts(directory),
-            last_step=self._progress.last_step,
-            word=self._launcher.word(log, pids),
-            log=log,
-            supervisor_says=says,
-            lost_node=self._lost_node,
-            launcher_code=launcher_code,
-        )
-
     def _start_record(self, number: int, placement: Placement) -> StartRecord:
         job = self._job
         return StartRecord(
@@ -314,34 +296,11 @@ class Supervisor:
 
     def _record_end(self, start: StartRecord, launcher_code: int | None, says: str | None) -> EndSummary:
         """Judge the attempt, and write it down."""
-        evidence = self._evidence(start, launcher_code, says)
-        verdict = self._judge(evidence)
-        end = EndSummary(
-            attempt=start.attempt,
-            failure=verdict.failure,
-            code=verdict.code,
-            reason=verdict.reason,
-            blamed_rank=verdict.rank,
-            blamed_node=verdict.node,
-            asked_to_leave=self._leaving is not None,
-            step_before=step_before(start, attempt_dir(self._run_dir, start.attempt)),
-            step_after=newest_step(admissible_checkpoints(self._run_dir, start.attempt + 1)),
-            ranks=rank_summaries(evidence.records, start.num_ranks),
-            launcher_code=launcher_code,
-            launcher_says=evidence.word.quote if evidence.word is not None else says,
-            started_unix_s=start.started_unix_s,
-            ended_unix_s=time.time(),
-        )
+        seen = Seen(launcher_code, says, self._lost_node, self._progress.last_step, self._leaving is not None)
+        end = summarize(self._run_dir, start, self._launcher, seen)
         write_end(self._run_dir, end)
         self._history.append(AttemptOutcome(end.failure, end.code, end.steps_gained > 0, end.asked_to_leave))
         return end
-
-    def _judge(self, evidence: Evidence) -> Verdict:
-        """The verdict; a result that is there is not lost because a rank fell over on its way out."""
-        verdict = judge(evidence)
-        if verdict.failure is FailureClass.DONE or not is_finished(self._run_dir):
-            return verdict
-        return Verdict(FailureClass.DONE, 0, verdict.rank, verdict.node, f"finished; then: {verdict.reason}")
 
     def _announce_relaunch(self, end: EndSummary, action: Action, placement: Placement) -> None:
         wait = f" in {action.delay_s:g} s" if action.delay_s else ""

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from hpctrain.config import ResilienceSection
-from hpctrain.resilience.exits import FailureClass, read_end_records
-from hpctrain.resilience.processes import is_gone, rank_pids, started_ranks
+from hpctrain.resilience.exits import EndRecord, FailureClass, read_end_records
+from hpctrain.resilience.processes import RankProcess, is_gone, started_ranks
 
 _CHECK_S = 0.5
 _QUIET = (FailureClass.DONE, FailureClass.LEAVE)
@@ -31,6 +31,8 @@ class AttemptWatch:
         self._began_s = time.monotonic()
         self._checked_s = 0.0
         self._since: dict[str, float] = {}
+        self._records: dict[int, EndRecord] = {}
+        self._started: dict[int, RankProcess] = {}
 
     def overdue(self) -> str | None:
         """Why the attempt must be killed now, or None. Looks at the files at most every half second."""
@@ -47,9 +49,10 @@ class AttemptWatch:
 
     def _condition(self) -> tuple[str, float, str]:
         """The state of the attempt, how long it may last, and what to say when it lasts longer."""
-        records = read_end_records(self._directory)
-        started = started_ranks(self._directory)
-        gone = {rank for rank, pid in rank_pids(self._directory).items() if is_gone(pid)}
+        # Both are written once per rank: at a thousand ranks, reading all of them all the time would be felt.
+        self._records = records = read_end_records(self._directory, self._records)
+        self._started = started = started_ranks(self._directory, self._started)
+        gone = {rank for rank, process in started.items() if process.is_here and is_gone(process.pid)}
         ended = gone | set(records)
         broken = [rank for rank in ended if rank not in records or records[rank].failure not in _QUIET]
         if broken:

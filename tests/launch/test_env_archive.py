@@ -26,11 +26,11 @@ from hypothesis import strategies as st
 
 import hpctrain
 from hpctrain.errors import ConfigError, DataError, HangError, HpctrainError, StorageError, UsageError
-from hpctrain.launch.env_archive import create_archive
-from hpctrain.launch.env_contents import probe_environment
-from hpctrain.launch.env_header import Header, encode_header, read_header
-from hpctrain.launch.env_mend import Mender
-from hpctrain.launch.env_unpack import expand, unpack_archive
+from hpctrain.launch.environment.archive import create_archive
+from hpctrain.launch.environment.contents import probe_environment
+from hpctrain.launch.environment.header import Header, encode_header, read_header
+from hpctrain.launch.environment.mend import Mender
+from hpctrain.launch.environment.unpack import expand, unpack_archive
 from tests.support import ROOT
 
 DEADLINE_S = 60.0
@@ -247,7 +247,7 @@ def start_unpack(archive: Path, directory: Path, on_progress: str) -> subprocess
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from hpctrain.launch.env_unpack import unpack_archive
+from hpctrain.launch.environment.unpack import unpack_archive
 count = 0
 def progress(done, total):
     global count
@@ -320,7 +320,7 @@ def test_a_full_disk(made: Made, tmp_path: Path, options: str, said: str) -> Non
     script = f"""
 from pathlib import Path
 from hpctrain.errors import StorageError
-from hpctrain.launch.env_unpack import unpack_archive
+from hpctrain.launch.environment.unpack import unpack_archive
 try:
     unpack_archive(Path({str(made.archive)!r}), {str(disk)!r})
 except StorageError as error:
@@ -619,7 +619,7 @@ def test_a_full_disk_while_archiving(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 from hpctrain.errors import StorageError
-from hpctrain.launch.env_archive import create_archive
+from hpctrain.launch.environment.archive import create_archive
 try:
     create_archive(Path({str(disk / "a.tar.gz")!r}), Path({str(venv)!r}))
 except StorageError as error:

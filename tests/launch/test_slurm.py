@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError, HangError
-from hpctrain.launch import slurm
-from hpctrain.launch.slurm import SlurmLauncher, SlurmRanks, expand_counts, expand_nodes
+from hpctrain.launch import slurm, sweep
+from hpctrain.launch.hostlist import expand_counts, expand_nodes
+from hpctrain.launch.slurm import SlurmLauncher, SlurmRanks
 from hpctrain.launch.slurm_job import SlurmJob
 from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir, next_attempt
 from hpctrain.resilience.launching import Placement
@@ -141,14 +142,10 @@ class Cluster:
 @pytest.fixture
 def cluster(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv("PATH", f"{commands.folder}:{SYSTEM_PATH}")  # the sweep needs grep and sed
-    for name, value in {
-        "_PROBE_TIMEOUT_S": 3.0,
-        "_STRAGGLER_TIMEOUT_S": 0.5,
-        "_PATIENCE_S": 0.2,
-        "_RETRY_S": 0.01,
-        "_SETTLE_S": 0.1,
-    }.items():
+    for name, value in {"_PATIENCE_S": 0.2, "_RETRY_S": 0.01, "_SETTLE_S": 0.1}.items():
         monkeypatch.setattr(slurm, name, value)
+    for name, value in {"_SWEEP_TIMEOUT_S": 3.0, "_STRAGGLER_TIMEOUT_S": 0.5}.items():
+        monkeypatch.setattr(sweep, name, value)
     return Cluster(commands)
 
 

@@ -197,6 +197,7 @@ def job_environment() -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "HPCTRAIN_SSD": "/mnt/ssd",
         "OMPI_MCA_btl": "^ofi",  # there is no fabric here, and looking for one takes a second of each start
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # all nodes share the cores of this machine
     }
 
 

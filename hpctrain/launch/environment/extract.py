@@ -20,7 +20,7 @@ import xxhash
 from isal import igzip_threaded, isal_zlib
 
 from hpctrain.errors import DataError
-from hpctrain.launch.env_header import Header
+from hpctrain.launch.environment.header import Header
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of files that are done, and of all files."""

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpctrain.errors import ConfigError, HangError, HpctrainError, StorageError, UsageError
-from hpctrain.launch.env_extract import Progress, extract
-from hpctrain.launch.env_header import Header, read_header
+from hpctrain.launch.environment.extract import Progress, extract
+from hpctrain.launch.environment.header import Header, read_header
 
 LOCK_TIMEOUT_S = 900.0
 _LOCK_POLL_S = 0.2

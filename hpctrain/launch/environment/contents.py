@@ -35,7 +35,7 @@ class Editable(BaseModel):
 
 
 class Environment(BaseModel):
-    """A virtual environment, as its own interpreter tells it (`hpctrain.launch.env_probe`)."""
+    """A virtual environment, as its own interpreter tells it (`hpctrain.launch.environment.probe`)."""
 
     python_version: str
     soabi: str
@@ -82,7 +82,7 @@ def probe_environment(prefix: Path) -> Environment:
             f"{prefix} is no virtual environment (there is no pyvenv.cfg), and nothing else can be moved; make one "
             "with `python -m venv ENV`, install there, and name it by --prefix ENV"
         )
-    command = [str(prefix / "bin" / "python"), "-I", str(Path(__file__).with_name("env_probe.py"))]
+    command = [str(prefix / "bin" / "python"), "-I", str(Path(__file__).with_name("probe.py"))]
     try:
         done = subprocess.run(
             command,

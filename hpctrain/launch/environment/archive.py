@@ -1,9 +1,9 @@
-"""A Python environment as one archive, to be unpacked on the SSD of each node (`hpctrain.launch.env_unpack`).
+"""A Python environment as one archive, to be unpacked on the SSD of each node (`hpctrain.launch.environment.unpack`).
 
 A thousand ranks that import thousands of small files from a parallel filesystem keep its metadata servers busy for
 minutes; one large file per node is what such a filesystem is good at. The archive depends on nothing but the base
-interpreter: the files that name the old place are rewritten (`hpctrain.launch.env_mend`), and editable packages go in
-as real ones (`hpctrain.launch.env_contents`).
+interpreter: the files that name the old place are rewritten (`hpctrain.launch.environment.mend`), and editable packages
+go in as real ones (`hpctrain.launch.environment.contents`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from isal import igzip_threaded
 import hpctrain
 from hpctrain.durable import fsync_path
 from hpctrain.errors import StorageError, UsageError
-from hpctrain.launch.env_contents import (
+from hpctrain.launch.environment.contents import (
     Contents,
     Entry,
     Environment,
@@ -35,9 +35,9 @@ from hpctrain.launch.env_contents import (
     probe_environment,
     site_names,
 )
-from hpctrain.launch.env_extract import Progress
-from hpctrain.launch.env_header import Header, encode_header
-from hpctrain.launch.env_mend import Mender
+from hpctrain.launch.environment.extract import Progress
+from hpctrain.launch.environment.header import Header, encode_header
+from hpctrain.launch.environment.mend import Mender
 
 _COPY_BYTES = 1 << 20
 _FORGOTTEN_S = 86_400.0
