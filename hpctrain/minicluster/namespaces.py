@@ -106,10 +106,15 @@ def end_hosts(name: str, hosts: Sequence[str] | None = None) -> int:
     return len(ended)
 
 
+# A parent outside the host's processes has number 0; once it has died, init (1) is the parent, and no signal will come.
+_EXEC_IF_PARENT_LIVES = '[ "$PPID" -eq 0 ] && exec "$@"'
+
+
 def command_inside(host: Host, command: Sequence[str], directory: str | Path = "/") -> list[str]:
     """The command line that runs `command` on a host. It dies with the process that was started from it."""
     enter = ["nsenter", "-t", str(host.init.pid), "-n", "-m", "-u", "-p", "-r", "--"]
-    return [*enter, "setpriv", "--pdeathsig", "KILL", "--", "env", f"--chdir={directory}", "--", *command]
+    dying = ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", _EXEC_IF_PARENT_LIVES, "sh"]
+    return [*enter, *dying, "env", f"--chdir={directory}", "--", *command]
 
 
 def environment_inside() -> dict[str, str]:

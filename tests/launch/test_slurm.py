@@ -302,7 +302,8 @@ def test_what_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
     started = Started(cluster, tmp_path, cluster.launcher(), description)
     end = started.words.index("apptainer")
     assert set(started.words[:end]) >= {
-        "--no-kill", "--export=ALL", "--nodes=2", "--nodelist=n1,n2", "--ntasks=4", "--job-name=hpctrain-7-a0001",
+        "--no-kill", "--export=ALL", "--nodes=2", "--nodelist=n1,n2", "--ntasks=4",
+        f"--job-name={scratch_prefix(started.run_dir)}a0001",
         "--mpi=pmix", "--kill-on-bad-exit=1", "--cpus-per-task=4", "--open-mode=append", "--cpu-bind=none",
     }  # fmt: skip
     directory = attempt_dir(started.run_dir, 1)
@@ -387,11 +388,13 @@ def test_a_node_failure_is_read_off_the_log(begin: Begin, monkeypatch: pytest.Mo
 
 
 def test_ending_kills_the_job_step_and_srun(
-    begin: Begin, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not the step of another attempt, nor that of another run in the same job."""
     monkeypatch.setattr(slurm, "_END_TIMEOUT_S", 0.2)
     ranks = begin("exec sleep 60")
-    cluster.commands.squeue(i="7.0 hpctrain-7-a0001\n7.1 hpctrain-7-a0002\n")
+    own, other = scratch_prefix(tmp_path / "run"), scratch_prefix(tmp_path / "other")
+    cluster.commands.squeue(i=f"7.0 {own}a0001\n7.1 {own}a0002\n7.2 {other}a0001\n")
     ranks.end()
     assert ranks.process.wait(20) == -signal.SIGKILL
     assert {call[-1] for call in cluster.commands.calls("scancel")} == {"7.0"}

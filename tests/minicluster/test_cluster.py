@@ -20,6 +20,9 @@ from hpctrain.minicluster.spec import SSD, ClusterSpec
 from tests.minicluster.machine import wait_until
 from tests.support import ROOT, hpctrain
 
+pytestmark = pytest.mark.slurm
+
+
 _THREE = ("n1", "n2", "n3")
 _LOOK = (
     "echo $(hostname) $(ip -4 -o address show eth0 | cut -d' ' -f7) $(stat -c '%d %i' /tmp /mnt/ssd /dev/shm)"

@@ -14,6 +14,8 @@ from hpctrain.minicluster.spec import HEAD, SSD
 from tests.minicluster.machine import namespaces_of, processes_in, wait_until
 from tests.support import hpctrain
 
+pytestmark = pytest.mark.slurm
+
 _DOWN_TIMEOUT_S = 40  # SlurmdTimeout is 10 s; slurmctld looks now and then
 
 
@@ -117,6 +119,7 @@ with socket.create_server(("", 7777)) as server:
 """
 _RECEIVE = """
 import socket, sys, time
+
 deadline = time.monotonic() + 10
 while True:
     try:

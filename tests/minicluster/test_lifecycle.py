@@ -20,6 +20,8 @@ from tests.minicluster.machine import namespaces_of, processes_in, traces, wait_
 from tests.slurm_support import require_minicluster
 from tests.support import ROOT, hpctrain
 
+pytestmark = pytest.mark.slurm
+
 
 @pytest.fixture
 def name() -> Iterator[str]:
