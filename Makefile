@@ -1,5 +1,6 @@
 # Everything starts here: `make demo` and `make test` set up what they need first. No root, nothing outside $(VENV) and
-# the user's cache. Interrupted anywhere, the same command is simply run again: a stamp is written when its step is done.
+# the user's cache; only the tests, when root runs them on Debian or Ubuntu, install Slurm's packages where they are
+# missing. Interrupted anywhere, the same command is simply run again: a stamp is written when its step is done.
 #
 #   PYTHON=python3.12        the Python to use (3.11 to 3.14)
 #   HPCTRAIN_VENV=/scratch/me/venv   where the environment goes, if not .venv (home quotas are small)
@@ -41,10 +42,10 @@ help: ## This list
 demo: $(READY_STAMP) ## Pack, stage, train on 2 ranks, lose one, come back, and compare the weights
 	$(BIN)/hpctrain demo
 
-test: $(READY_STAMP) ## All tests (PYTEST_ARGS="-k name -x" narrows them)
+test: $(READY_STAMP) ## All tests (PYTEST_ARGS="-k name -x" narrows them); as root they install Slurm's packages
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-slurm: $(READY_STAMP) ## The tests on a mini cluster of Slurm (part of `make test`; root on Debian or Ubuntu)
+test-slurm: $(READY_STAMP) ## Those on a mini cluster of Slurm, whose packages they install (root on Debian or Ubuntu)
 	$(BIN)/python -m pytest -m slurm $(PYTEST_ARGS)
 
 lint: $(READY_STAMP) ## ruff, mypy, import-linter, codespell

@@ -19,6 +19,7 @@ from benchmarks.recovery_times import last_step
 from benchmarks.training import BenchmarkFailed
 from hpctrain.errors import HangError
 from hpctrain.minicluster.cluster import Cluster
+from hpctrain.minicluster.namespaces import SLURM_VARIABLES
 from hpctrain.minicluster.spec import SSD
 from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, StartRecord, attempt_dir, read_json, read_start
 from hpctrain.resilience.processes import is_gone
@@ -155,7 +156,7 @@ def processes_of(run_dir: Path) -> list[psutil.Process]:
 
 def _job_environment() -> dict[str, str]:
     """What a user has who activated this environment: hpctrain is found, and nothing of another Slurm is there."""
-    foreign = ("SLURM", "SBATCH_", "SRUN_", "HPCTRAIN_", "OMPI_", "PMIX_", "PRTE_")
+    foreign = (*SLURM_VARIABLES, "HPCTRAIN_", "OMPI_", "PMIX_", "PRTE_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {

@@ -92,10 +92,13 @@ def test_the_slurm_example_runs_as_shown(tmp_path: Path) -> None:
     require_minicluster()
     prepare = [line for line in commands() if line.startswith(("hpctrain data", "hpctrain pack"))]
     (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    name = f"t-readme-{os.getpid()}"  # somebody may have a cluster of the name that is shown
+    shown = [line.replace("--name try", f"--name {name}") for line in commands(SLURM)]
+    assert all(name in line for line in shown if "minicluster" in line)
     try:
-        run_shown(prepare + commands(SLURM), tmp_path)
+        run_shown(prepare + shown, tmp_path)
     finally:
-        hpctrain(["minicluster", "down", "--name", "try"])
+        hpctrain(["minicluster", "down", "--name", name])
     assert read_json(tmp_path / "runs" / "my-run" / "result.json")["metrics"]["accuracy"] > 0.5
     assert "finished with 0 restarts" in (tmp_path / "job.log").read_text()
 

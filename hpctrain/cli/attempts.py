@@ -32,7 +32,7 @@ def attempts(run: RunArgument, as_json: JsonOption = False) -> None:
 
     timeline = read_timeline(run, time.time())
     if as_json:
-        typer.echo(json.dumps(_document(timeline), indent=1))
+        typer.echo(json.dumps(_document(timeline), indent=1, allow_nan=False))
         return
     if not timeline.attempts:
         typer.echo(f"{timeline.run_dir}: no attempt was made yet")

@@ -76,6 +76,8 @@ def shell(
 ) -> NoReturn:
     """A shell on the head, or one command there: sbatch, squeue, srun and sacct work. The exit code is its own.
 
+    Options of this verb come before the command.
+
     Example: hpctrain minicluster shell srun -N3 hostname
     """
     from hpctrain.minicluster.shell import become_shell, directory_inside
@@ -125,6 +127,8 @@ def down(
     names = sorted({*cluster_names(), *running_clusters()}) if every else [name]
     for each in names:
         typer.echo(f"{each}: {'ended' if clusters.down(each) else 'nothing there'}")
+    if not names:
+        typer.echo("there is no mini cluster on this machine")
 
 
 @minicluster.command()
@@ -190,7 +194,7 @@ def drain_node(
     from hpctrain.minicluster import faults
 
     faults.drain_node(_cluster(name), node, reason)
-    typer.echo(f"{node} is drained")
+    typer.echo(f"{node} takes no more jobs")
 
 
 @minicluster.command()
@@ -240,7 +244,7 @@ def preempt(
     from hpctrain.minicluster import faults
 
     cluster = _cluster(name)
-    wanted = [*(nodes or []), *(faults.nodes_of_job(cluster, job) if job else [])]
+    wanted = list(dict.fromkeys([*(nodes or []), *(faults.nodes_of_job(cluster, job) if job else [])]))
     urgent = faults.preempt(cluster, wanted, seconds)
     typer.echo(f"job {urgent} takes {', '.join(wanted)} for {seconds} s")
 
@@ -252,13 +256,13 @@ def _cluster(name: str) -> Cluster:
 
 
 def _show(found: ClusterStatus) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from hpctrain.cli.status import show
+
     slurm = found.slurm_version + ("" if found.answers else ", slurmctld does not answer")
-    typer.echo(
-        f"{found.name}: {slurm if found.up else 'down; `hpctrain minicluster down` removes what is left'}"
-    )
+    left = f"down; `hpctrain minicluster down --name {found.name}` removes what is left"
+    typer.echo(f"{found.name}: {slurm if found.up else left}")
     typer.echo(f"shared directory {found.shared}, SSD of every node {found.ssd}")
     hosts = Table("host", "power", "address", "link", "state", "reason")
     for host in found.hosts:
@@ -266,6 +270,5 @@ def _show(found: ClusterStatus) -> None:
     jobs = Table("job", "partition", "name", "state", "time", "nodes", "reason")
     for job in found.jobs:
         jobs.add_row(job.job, job.partition, job.name, job.state, job.time, job.nodes, job.reason)
-    console = Console(width=None if Console().is_terminal else 120)
     for table in (hosts, *([jobs] if found.jobs else [])):
-        console.print(table)
+        show(table)

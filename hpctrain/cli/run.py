@@ -53,7 +53,7 @@ def run(
     import sys
 
     from hpctrain.config import load_run
-    from hpctrain.launch.slurm_job import current_job
+    from hpctrain.launch.slurm_job import current_job, job_is_alive
     from hpctrain.observe.progress import make_progress
     from hpctrain.resilience.supervisor import Supervisor
 
@@ -65,6 +65,7 @@ def run(
         job=job,
         task_dir=description.resolve().parent,
         progress=make_progress(sys.stderr),
+        is_alive=job_is_alive,
     )
     raise typer.Exit(supervisor.run())
 

@@ -45,10 +45,10 @@ def status(run: RunArgument, as_json: JsonOption = False) -> None:
     slurm = ask_slurm(timeline.job) if timeline.job else None
     found = describe_status(timeline, slurm)
     if as_json:
-        typer.echo(json.dumps(_document(timeline, slurm, found), indent=1))
+        typer.echo(json.dumps(_document(timeline, slurm, found), indent=1, allow_nan=False))
         return
     show(_facts(timeline, slurm, found))
-    if timeline.attempts:
+    if timeline.seconds.total:
         typer.echo()
         show(_time_table(timeline))
 

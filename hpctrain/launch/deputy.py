@@ -8,6 +8,7 @@ Slurm only while the supervisor's heartbeat stands still.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ def watch(run_dir: Path, batch_host: str, job: SlurmJob) -> str:
                 return "the job has ended"
             nodes = job.nodes()
             if nodes is not None and batch_host not in nodes:
+                note(run_dir, f"{batch_host}, where the supervisor ran, is no longer a node of job {job.id}")
                 comeback = job.come_back()
                 if comeback.successor:
                     job.cancel()  # or the successor would wait for an allocation in which nobody works
@@ -40,13 +42,22 @@ def watch(run_dir: Path, batch_host: str, job: SlurmJob) -> str:
         time.sleep(_POLL_S)
 
 
+def note(run_dir: Path, words: str) -> None:
+    """Append a line to `deputy.log`: what srun would write for it is lost with the batch host."""
+    with (run_dir / "deputy.log").open("a", encoding="utf-8") as stream:
+        stream.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {os.uname().nodename}: {words}\n")
+
+
 def main(arguments: list[str]) -> None:
-    """Watch, and say why it ended; the last line of the batch host's start, should that host be lost."""
+    """Watch, and say why it ended."""
     job = current_job()
     if job is None:
         sys.exit("hpctrain.launch.deputy runs inside a Slurm job only")
-    words = watch(Path(arguments[0]), arguments[1], job)
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {os.uname().nodename} for {arguments[1]}: {words}\n")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # `scancel -s USR1 JOB` reaches all steps, and means the ranks
+    run_dir = Path(arguments[0])
+    job.keep_script(run_dir)
+    note(run_dir, watch(run_dir, arguments[1], job))
 
 
 if __name__ == "__main__":

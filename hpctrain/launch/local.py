@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from hpctrain.launch.mpi import Mpi, find_mpi, rank_environment, ring_variables
 from hpctrain.resilience.attempts import attempt_dir
 from hpctrain.resilience.launching import Placement
 from hpctrain.resilience.processes import Descendants, rank_pids
+from hpctrain.resilience.scratch import scratch_prefix
 from hpctrain.resilience.signals import parent_death_request
 from hpctrain.resilience.words import LauncherWord, mpirun_word
 
@@ -108,7 +108,7 @@ class LocalLauncher:
     def clean(self, run_dir: Path) -> None:
         """Remove what attempts of this run left in /tmp and /dev/shm: a killed mpirun sweeps nothing."""
         for parent in _scratch_parents():
-            for path in parent.glob(f"{_scratch_prefix(run_dir)}*"):
+            for path in parent.glob(f"{scratch_prefix(run_dir)}*"):
                 if _is_own_directory(path):
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -151,14 +151,9 @@ def _scratch_parents() -> list[Path]:
     return usable or [Path(tempfile.gettempdir())]
 
 
-def _scratch_prefix(run_dir: Path) -> str:
-    digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:12]
-    return f"hpctrain-{os.getuid()}-{digest}-"
-
-
 def _make_scratch(run_dir: Path) -> list[Path]:
     return [
-        Path(tempfile.mkdtemp(prefix=_scratch_prefix(run_dir), dir=parent)) for parent in _scratch_parents()
+        Path(tempfile.mkdtemp(prefix=scratch_prefix(run_dir), dir=parent)) for parent in _scratch_parents()
     ]
 
 

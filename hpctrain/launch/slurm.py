@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError, HangError
+from hpctrain.launch.deputy_post import DeputyPost
 from hpctrain.launch.hostlist import expand_counts, expand_nodes
 from hpctrain.launch.local import start_process
 from hpctrain.launch.mpi import Mpi, find_mpi, rank_environment, ring_variables
@@ -22,8 +24,8 @@ from hpctrain.launch.slurm_job import SlurmJob
 from hpctrain.launch.sweep import srun_command, step_environment, sweep, sweep_groups
 from hpctrain.resilience.attempts import attempt_dir
 from hpctrain.resilience.launching import Placement
-from hpctrain.resilience.processes import Descendants, started_ranks
-from hpctrain.resilience.scratch import SCRATCH_VARIABLE, scratch_prefix
+from hpctrain.resilience.processes import Descendants, RankProcess, started_ranks
+from hpctrain.resilience.scratch import SCRATCH_VARIABLE, leave_scratch, scratch_prefix
 from hpctrain.resilience.words import LauncherWord, mpirun_word, read_log, srun_lost_nodes, srun_word
 
 PYTHON_VARIABLE = "HPCTRAIN_PYTHON"
@@ -32,6 +34,8 @@ PYTHON_VARIABLE = "HPCTRAIN_PYTHON"
 _MPI_TYPES = {"srun-pmix": "pmix", "srun-pmi2": "pmi2", "cray_shasta": "cray_shasta"}
 _MPIRUN_STEPS = ("prted", "orted", "hydra")
 _END_TIMEOUT_S = 10.0
+_CLEAN_TIMEOUT_S = 4.0
+_STEPS_POLL_S = 0.2
 _PATIENCE_S = 300.0
 _SETTLE_S = 20.0
 _LOOK_S = 1.0
@@ -56,7 +60,8 @@ class SlurmLauncher:
         self._asked_for = num_ranks
         self._tasks: dict[str, int] = {}
         self._answering: set[str] = set()
-        self._deputy: subprocess.Popen[bytes] | None = None
+        self._failed: set[str] = set()
+        self._deputy = DeputyPost(self._python(), self._environment)
 
     def check(self, config: RunConfig) -> None:
         """Raise `ConfigError` where ranks cannot be launched in this job as `config` asks."""
@@ -91,7 +96,10 @@ class SlurmLauncher:
             return self._placement(list(self._tasks), config)
         deadline_s = time.monotonic() + _SETTLE_S
         while True:
-            allocated = self._allocated_nodes()
+            # What srun has seen fail does not come back: Slurm has taken it out of the job, or is about to.
+            allocated = {
+                node: usable for node, usable in self._allocated_nodes().items() if node not in self._failed
+            }
             swept = sweep([node for node in self._tasks if allocated.get(node)], run_dir, self._environment)
             self._answering = swept
             placement = self._placement([node for node in self._tasks if node in swept], config)
@@ -126,17 +134,17 @@ class SlurmLauncher:
         environment = step_environment(self._environment)
         command = self._command(placement, run_dir, attempt, config)
         program = [*_container(config, self._environment), self._python(), "-m", "hpctrain.training"]
-        self._post_deputy(run_dir, placement)
         descendants = Descendants()
+        seen = partial(self._seen, run_dir, descendants)
+        seen(())
+        end_steps = self._end_steps(run_dir, attempt)
         process = start_process(
             [*command, *program, str(run_dir), str(attempt)],
             environment | variables,
             self.log(run_dir, attempt),
         )
-        names = _MPIRUN_STEPS if self._kind == "mpirun" else (_step_name(run_dir, attempt),)
-        return SlurmRanks(
-            self._job, process, directory, placement, names, descendants, self.log(run_dir, attempt)
-        )
+        log = self.log(run_dir, attempt)
+        return SlurmRanks(process, directory, placement.num_ranks, descendants, log, end_steps, seen)
 
     def log(self, run_dir: Path, attempt: int) -> Path:
         """What srun (or mpirun, and then also the ranks) prints."""
@@ -148,13 +156,13 @@ class SlurmLauncher:
         return (mpirun_word if self._kind == "mpirun" else srun_word)(log, pids)
 
     def clean(self, run_dir: Path) -> None:
-        """Remove what killed ranks left on the nodes, and the deputy; a node that does not answer is left alone."""
-        if self._deputy is not None:
-            self._job.end_steps(_deputy_name(run_dir), _END_TIMEOUT_S)
-            self._deputy.kill()
-            self._deputy.wait()
-            self._deputy = None
-        sweep_groups([sorted(self._answering)], run_dir, self._environment)
+        """Remove what killed ranks left on the nodes, and the deputy; a node that does not answer is left alone.
+
+        Takes six seconds at most: a job that is about to end has no more.
+        """
+        self._deputy.dismiss()
+        if nodes := self._trusted():
+            sweep_groups([nodes], run_dir, self._environment, _CLEAN_TIMEOUT_S)
 
     def _command(self, placement: Placement, run_dir: Path, attempt: int, config: RunConfig) -> list[str]:
         if self._kind == "mpirun":
@@ -171,10 +179,23 @@ class SlurmLauncher:
             "--kill-on-bad-exit=1",
             "--wait=0",  # a rank that ends first is no reason to end the others
             *([f"--cpus-per-task={cpus}"] if cpus else []),
+            *self._gpu_options(),
             f"--output={output}",
             "--open-mode=append",
             *config.cluster.srun_options,
         ]
+
+    def _gpu_options(self) -> list[str]:
+        """All GPUs of each node, where the job was submitted with `--gpus` and has as many on each.
+
+        Slurm 22.05 refuses a step that does not say so on some of the nodes, and on all of them forgets some GPUs.
+        """
+        known = self._environment
+        total, per_node = known.get("SLURM_GPUS", "").rpartition(":")[2], known.get("SLURM_GPUS_ON_NODE", "")
+        if not (total.isdigit() and per_node.isdigit()) or "SLURM_GPUS_PER_TASK" in known:
+            return []
+        even = int(total) == int(per_node) * len(self._tasks)
+        return [f"--gpus-per-node={per_node}"] if even else []
 
     def _mpi(self) -> Mpi:
         try:
@@ -203,19 +224,22 @@ class SlurmLauncher:
         counts += [counts[-1]] * (len(names) - len(counts))
         return dict(zip(names, counts, strict=False))
 
-    def _post_deputy(self, run_dir: Path, placement: Placement) -> None:
-        """Have a process on another node watch over this one, if there is another, and none that does (`deputy`)."""
-        here = self._environment.get("SLURMD_NODENAME", "")
-        others = [node for node in self._tasks if node not in (here, *placement.lost)]
-        if not others or not here or (self._deputy is not None and self._deputy.poll() is None):
-            return
-        how = ["--mpi=none", f"--job-name={_deputy_name(run_dir)}", "--open-mode=append"]
-        program = [self._python(), "-m", "hpctrain.launch.deputy", str(run_dir), here]
-        environment = step_environment(self._environment)
-        # Its last word goes to a file of the run, not through srun, which dies with this host.
-        output = str(run_dir / "deputy.log").replace("%", "%%")
-        command = [*srun_command(others[-1:], 1), *how, f"--output={output}", *program]
-        self._deputy = start_process(command, environment, Path(os.devnull))
+    def _trusted(self) -> list[str]:
+        """The nodes that answered when they were last asked, less those that failed since."""
+        return [node for node in self._tasks if node in self._answering and node not in self._failed]
+
+    def _seen(self, run_dir: Path, descendants: Descendants, failed: Iterable[str]) -> None:
+        """Ranks run, and srun has said that nodes `failed`: remember them, and see to the deputy."""
+        self._failed.update(failed)
+        self._deputy.keep(run_dir, self._trusted())
+        if self._deputy.pid is not None:
+            descendants.spare(self._deputy.pid)
+
+    def _end_steps(self, run_dir: Path, attempt: int) -> Callable[[], object]:
+        """What ends the job steps of an attempt that is about to start."""
+        if self._kind != "mpirun":
+            return partial(self._job.end_steps, _step_name(run_dir, attempt), _END_TIMEOUT_S)
+        return partial(_end_mpirun_steps, self._job, self._job.steps(""))
 
     def _allocated_nodes(self) -> dict[str, bool]:
         """As `SlurmJob.nodes`; waits for a slurmctld that is away."""
@@ -234,17 +258,18 @@ class SlurmRanks:
 
     def __init__(
         self,
-        job: SlurmJob,
         process: subprocess.Popen[bytes],
         directory: Path,
-        placement: Placement,
-        step_names: Sequence[str],
+        num_ranks: int,
         descendants: Descendants,
         log: Path,
+        end_steps: Callable[[], object],
+        seen: Callable[[Iterable[str]], None],
     ) -> None:
         self.process = process
-        self._job, self._directory, self._placement = job, directory, placement
-        self._step_names, self._descendants, self._log = step_names, descendants, log
+        self._directory, self._num_ranks, self._log = directory, num_ranks, log
+        self._descendants, self._end_steps, self._seen = descendants, end_steps, seen
+        self._started: dict[int, RankProcess] = {}
         self._asked = False
         self._looked_s = 0.0
         descendants.started(process.pid)
@@ -255,7 +280,11 @@ class SlurmRanks:
         A process that has not come as far as its handlers would die of it; the supervisor's clock ends an attempt that
         takes too long to start.
         """
-        if not self._asked and len(started_ranks(self._directory)) >= self._placement.num_ranks:
+        if self._asked:
+            return
+        with contextlib.suppress(OSError):  # the shared filesystem: the next call looks again
+            self._started = started_ranks(self._directory, self._started)
+        if len(self._started) >= self._num_ranks:
             self._asked = True
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)
@@ -265,15 +294,20 @@ class SlurmRanks:
         if time.monotonic() - self._looked_s < _LOOK_S:
             return None
         self._looked_s = time.monotonic()
-        return next(iter(srun_lost_nodes(read_log(self._log))), None)
+        lost = srun_lost_nodes(read_log(self._log))
+        self._seen(lost)
+        return next(iter(lost), None)
 
     def end(self) -> None:
         """End the job step, then srun. What a lost node keeps Slurm from confirming, the next placement looks at."""
         try:
-            for name in self._step_names:
-                self._job.end_steps(name, _END_TIMEOUT_S)
+            self._end_steps()
         finally:
             self._descendants.end_all()
+            leave_scratch(
+                self._directory
+            )  # a supervisor that lost the run sweeps no nodes; this one is its own
+            self._seen(srun_lost_nodes(read_log(self._log)))  # srun may have said it last of all
 
 
 def _step_name(run_dir: Path, attempt: int) -> str:
@@ -281,8 +315,25 @@ def _step_name(run_dir: Path, attempt: int) -> str:
     return f"{scratch_prefix(run_dir)}a{attempt:04d}"
 
 
-def _deputy_name(run_dir: Path) -> str:
-    return f"{scratch_prefix(run_dir)}deputy"
+def _end_mpirun_steps(job: SlurmJob, before: Sequence[str] | None) -> None:
+    """Kill the steps by which mpirun reaches the nodes; those that the job had `before` are another mpirun's.
+
+    Where it is not known what there was before, none is killed: what runs in them, the next sweep finds.
+    """
+    deadline_s = time.monotonic() + _END_TIMEOUT_S
+    while before is not None and time.monotonic() < deadline_s:
+        found = {step for name in _MPIRUN_STEPS for step in job.steps(name) or ()} - set(before)
+        if not found:
+            return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                ["scancel", "-s", "KILL", *sorted(found)],
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_END_TIMEOUT_S,
+                check=False,
+            )
+        time.sleep(_STEPS_POLL_S)
 
 
 def _container(config: RunConfig, environment: Mapping[str, str]) -> list[str]:

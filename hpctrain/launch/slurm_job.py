@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpctrain.durable import replace_file
+from hpctrain.launch.hostlist import expand_nodes
 from hpctrain.resilience.launching import Comeback
 
 SCRIPT_VARIABLE = "HPCTRAIN_BATCH_SCRIPT"
@@ -26,6 +28,10 @@ SUBMISSION_VARIABLE = "HPCTRAIN_SUBMISSION"
 """Environment variable of a successor: the id of the job that the user submitted."""
 
 _ANSWER_TIMEOUT_S = 15.0
+_REQUEUE_TIMEOUT_S = 60.0
+# A user's own defaults for these commands (filters, formats) would change what they answer.
+_MISLEADING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SLURM_TIME_FORMAT")
+_RUNNING_STATES = ("RUNNING", "SIGNALING", "RESIZING")
 _REQUEUE_DEADLINE_S = 120.0
 _BY_HAND = "submit the same script again to go on"
 _POLL_S = 0.2
@@ -53,37 +59,40 @@ class SlurmJob:
         self.submission = environment.get(SUBMISSION_VARIABLE) or self.id
         self.restart = int(environment.get("SLURM_RESTART_COUNT") or 0)
         self.submitted_unix_s = self._submitted()
+        self._script = environment.get(SCRIPT_VARIABLE, "")
 
     def seconds_left(self) -> float | None:
         """Until Slurm ends the job; None: no limit, or not known. The variable is empty on older Slurm."""
         end = self._environment.get("SLURM_JOB_END_TIME", "")
-        said = _ask(["squeue", "-h", "-j", self.id, "-o", "%L"])
-        left_s = parse_time((said or "").strip())
-        if left_s is not None:  # it knows of limits that were changed, and of preemption
-            return left_s
+        said = _ask(["squeue", "-h", "-j", self.id, "-o", "%L %e"])
+        left = (said or "").split()
+        # the time limit less the time used, and the end: only that knows of preemption, and of limits that were changed
+        known = [parse_time(left[0]), _seconds_until(left[1])] if len(left) == 2 else []
+        if any(item is not None for item in known):
+            return min(item for item in known if item is not None)
         return float(end) - time.time() if end.isdigit() and int(end) else None
 
     def state(self) -> str | None:
-        """The job's state, such as RUNNING or COMPLETING; None: not known."""
-        said = _ask(["squeue", "-h", "-j", self.id, "-o", "%T"])
-        return said.split()[0] if said and said.split() else None
+        """The state of this start of the job, such as RUNNING; REQUEUED where a later one is there; None: not known."""
+        said = (_ask(["squeue", "-h", "-j", self.id, "-O", "State:30,RestartCnt:10"]) or "").split()
+        if not said:
+            return None
+        return "REQUEUED" if said[1:] and said[1] != str(self.restart) else said[0]
 
     def is_alive(self, job: str) -> bool | None:
-        """Whether another job of this cluster waits or runs; None: Slurm does not say."""
-        if shutil.which("squeue") is None:
-            return None
-        said = _ask(["squeue", "-h", "-j", job, "-o", "%T"], unknown_job="")
-        return None if said is None else any(state not in _ENDED_STATES for state in said.split())
+        """As `job_is_alive`."""
+        return job_is_alive(job)
 
     def nodes(self) -> dict[str, bool] | None:
         """The nodes that the job still has, and whether Slurm believes each alive; None: not known."""
         said = _ask(["squeue", "-h", "-j", self.id, "-o", "%N"])
-        names = (said or "").strip()
-        states = _ask(["sinfo", "-h", "-N", "-n", names, "-o", "%N %T"]) if names else None
-        if states is None:
+        names = expand_nodes((said or "").strip()) if said and "(" not in said else []
+        if not names:
             return None
-        pairs = [line.split() for line in states.splitlines() if len(line.split()) == 2]
-        return {node: is_usable(state) for node, state in pairs}
+        # -a: a site may hide partitions. A node that is hidden all the same counts as alive: it is asked itself.
+        states = _ask(["sinfo", "-a", "-h", "-N", "-n", said.strip() if said else "", "-o", "%N %T"]) or ""
+        known = dict(line.split() for line in states.splitlines() if len(line.split()) == 2)
+        return {node: is_usable(known.get(node, "allocated")) for node in names}
 
     def steps(self, prefix: str) -> list[str] | None:
         """Ids of the job's steps whose name begins with `prefix`; None: not known."""
@@ -114,18 +123,29 @@ class SlurmJob:
         Where requeueing is forbidden, or there is no scontrol, a successor is submitted that waits for this job's end.
         """
         state = self._settled_state()
-        if state not in (None, "RUNNING"):
+        if state not in (None, *_RUNNING_STATES):
             return Comeback(False, f"job {self.id} is {state}, so it is not requeued; {_BY_HAND}")
         refused = self._requeue()
-        if refused is None:
+        if refused is None or self.state() in ("REQUEUED", "PENDING"):  # late answers are answers
             return Comeback(True, f"job {self.id} is requeued and will go on by itself")
+        if (state := self.state()) not in (None, *_RUNNING_STATES):  # cancelled meanwhile
+            return Comeback(False, f"job {self.id} is {state}, so nothing follows it; {_BY_HAND}")
         return self._succeed(refused)
+
+    def keep_script(self, run_dir: Path) -> None:
+        """Copy the batch script into the run directory: Slurm's own copy ends with the job, and is on one node only."""
+        copy = run_dir / "batch.sbatch"
+        with contextlib.suppress(OSError):
+            if self._script and Path(self._script).is_file():
+                replace_file(copy, Path(self._script).read_bytes())
+        if copy.exists():
+            self._script = str(copy)
 
     def _requeue(self) -> str | None:
         """Why the job could not be requeued; None: it was."""
         if shutil.which("scontrol") is None:
             return "scontrol is not on PATH"
-        answer = _run(["scontrol", "requeue", self.id])
+        answer = _run(["scontrol", "requeue", self.id], _REQUEUE_TIMEOUT_S)
         if answer is None:
             return "scontrol does not answer"
         said = " ".join((answer.stderr or answer.stdout).split())
@@ -159,8 +179,7 @@ class SlurmJob:
 
         Options that were given to sbatch, and not in the script, are rebuilt from what the job was given.
         """
-        script = self._environment.get(SCRIPT_VARIABLE)
-        if not script:
+        if not self._script:
             return None
         given = {
             "--partition": self._environment.get("SLURM_JOB_PARTITION"),
@@ -172,15 +191,23 @@ class SlurmJob:
             "--ntasks": self._environment.get("SLURM_NTASKS"),
             "--ntasks-per-node": self._environment.get("SLURM_NTASKS_PER_NODE"),
             "--cpus-per-task": self._environment.get("SLURM_CPUS_PER_TASK"),
+            "--gpus": self._environment.get("SLURM_GPUS"),
+            "--gpus-per-node": self._environment.get("SLURM_GPUS_PER_NODE"),
+            "--gpus-per-task": self._environment.get("SLURM_GPUS_PER_TASK"),
+            "--mem": self._environment.get("SLURM_MEM_PER_NODE"),
+            "--mem-per-cpu": self._environment.get("SLURM_MEM_PER_CPU"),
+            "--reservation": self._environment.get("SLURM_JOB_RESERVATION"),
+            "--constraint": _given(_ask(["squeue", "-h", "-j", self.id, "-o", "%f"])),
             "--chdir": self._environment.get("SLURM_SUBMIT_DIR"),
-            "--time": _first_word(_ask(["squeue", "-h", "-j", self.id, "-o", "%l"])),
+            "--time": _given(_ask(["squeue", "-h", "-j", self.id, "-o", "%l"])),
             "--output": _output_of("/proc/self/fd/1"),
         }
         options = [f"{key}={value}" for key, value in given.items() if value]
-        export = f"--export=ALL,{SUBMISSION_VARIABLE}={self.submission}"
+        # a count of restarts that leaked into another job would make its own restarts look old
+        export = f"--export=ALL,{SUBMISSION_VARIABLE}={self.submission},SLURM_RESTART_COUNT=0"
         first = ["sbatch", "--parsable", f"--dependency=afterany:{self.job_id}", "--open-mode=append", export]
         arguments = self._environment.get(ARGUMENTS_VARIABLE, "").splitlines()
-        return [*first, *options, script, *arguments]
+        return [*first, *options, self._script, *arguments]
 
     def _settled_state(self) -> str | None:
         """The state; waits for a slurmctld that restarts just now."""
@@ -193,10 +220,15 @@ class SlurmJob:
         return None
 
     def _submitted(self) -> float | None:
-        said = _ask(["squeue", "-h", "-j", self.id, "-o", "%V"])
-        with contextlib.suppress(ValueError, OverflowError):
-            return time.mktime(time.strptime((said or "").strip(), "%Y-%m-%dT%H:%M:%S"))
+        return _unix_time((_ask(["squeue", "-h", "-j", self.id, "-o", "%V"]) or "").strip())
+
+
+def job_is_alive(job: str) -> bool | None:
+    """Whether a job of this cluster waits or runs; None: Slurm does not say, or there is none here."""
+    if shutil.which("squeue") is None:
         return None
+    said = _ask(["squeue", "-h", "-j", job, "-o", "%T"], unknown_job="")
+    return None if said is None else any(state not in _ENDED_STATES for state in said.split())
 
 
 def current_job(environment: Mapping[str, str] | None = None) -> SlurmJob | None:
@@ -230,13 +262,14 @@ def _ask(command: Sequence[str], unknown_job: str | None = None) -> str | None:
     return answer.stdout
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+def _run(command: Sequence[str], timeout_s: float | None = None) -> subprocess.CompletedProcess[str] | None:
     try:
         return subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=_ANSWER_TIMEOUT_S,
+            timeout=timeout_s or _ANSWER_TIMEOUT_S,
+            env={key: value for key, value in os.environ.items() if not key.startswith(_MISLEADING)},
             check=False,
             stdin=subprocess.DEVNULL,
         )
@@ -244,8 +277,22 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
         return None
 
 
-def _first_word(text: str | None) -> str | None:
-    return text.split()[0] if text and text.split() else None
+def _given(text: str | None) -> str | None:
+    """An answer of squeue; None for none, and for its words for nothing."""
+    word = (text or "").strip()
+    return word if word and word not in ("(null)", "N/A", "NOT_SET", "INVALID") else None
+
+
+def _seconds_until(text: str) -> float | None:
+    """Seconds until a moment as squeue prints it (`2026-11-30T21:18:28`); None for `N/A` and such."""
+    moment = _unix_time(text)
+    return None if moment is None else max(moment - time.time(), 0.0)
+
+
+def _unix_time(text: str) -> float | None:
+    with contextlib.suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    return None
 
 
 def _output_of(descriptor: str) -> str | None:

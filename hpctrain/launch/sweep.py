@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import subprocess
 import time
@@ -14,8 +16,23 @@ from hpctrain.resilience.scratch import scratch_prefix
 _SWEEP_TIMEOUT_S = 20.0
 _STRAGGLER_TIMEOUT_S = 5.0
 _POLL_S = 0.05
-# They would overrule the placement, or make srun warn that it does not fit.
-_OVERRULING = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION")
+_CHUNK_NODES = 32
+_MAX_STEPS = 64  # each is a process and a pipe
+# They would overrule the placement, or make srun warn that it does not fit. srun takes SLURM_GPUS for its --gpus: those
+# of the whole job, for each of its steps.
+_OVERRULING = (
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION"),
+    *("SLURM_GPUS", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE"),
+)
+# What each rank is to have. srun also refuses some of these beside `--gres=none`.
+_FOR_RANKS = (
+    *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_TRES_PER_TASK"),
+    "SLURM_CPUS_PER_TASK",
+)
+
+HELPER_OPTIONS = ("--mpi=none", "--gres=none")
+"""Of a step that computes nothing: without the second, it asks for the GPUs that the job was submitted with."""
+
 # Kills processes whose environment holds $1 (an attempt of the run) until none is left, removes /dev/shm/$2*, and says
 # the node's name: without it, something is left.
 _SWEEP = """\
@@ -43,43 +60,63 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in _OVERRULING}
 
 
+def helper_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """As `step_environment`, less also what ranks are to have."""
+    return {key: value for key, value in step_environment(environment).items() if key not in _FOR_RANKS}
+
+
 def sweep(nodes: Sequence[str], run_dir: Path, environment: Mapping[str, str]) -> set[str]:
     """Have each node kill processes of this run and remove their shared memory; returns the nodes that did.
 
     Slurm itself notices a dead node only after SlurmdTimeout, often five minutes.
     """
-    swept = sweep_groups([nodes], run_dir, environment) if nodes else set()
-    if swept.issuperset(nodes):
-        return swept
-    # A step on a node that is gone does not start on the others either: each by itself.
+    chunks = [nodes[first : first + _CHUNK_NODES] for first in range(0, len(nodes), _CHUNK_NODES)]
+    swept = sweep_groups(chunks, run_dir, environment)
+    # A step on a node that is gone does not start on the others of its chunk either: each by itself.
     return swept | sweep_groups([[node] for node in nodes if node not in swept], run_dir, environment)
 
 
-def sweep_groups(groups: Sequence[Sequence[str]], run_dir: Path, environment: Mapping[str, str]) -> set[str]:
-    """One sweeping step per group of nodes, all at once; late ones get little time once somebody has answered."""
-    steps = [_start_sweep(group, run_dir, environment) for group in groups]
-    deadline_s = time.monotonic() + _SWEEP_TIMEOUT_S
-    while running := [step for step in steps if step.poll() is None]:
-        if len(running) < len(steps):
-            deadline_s = min(deadline_s, time.monotonic() + _STRAGGLER_TIMEOUT_S)
-        if time.monotonic() > deadline_s:
-            break
+def sweep_groups(
+    groups: Sequence[Sequence[str]],
+    run_dir: Path,
+    environment: Mapping[str, str],
+    timeout_s: float | None = None,
+) -> set[str]:
+    """One sweeping step per group of nodes, many at once; returns the nodes that answered.
+
+    A step has `timeout_s` (20 s), but little more than the last one that answered. One that cannot be started is no
+    answer.
+    """
+    timeout_s = _SWEEP_TIMEOUT_S if timeout_s is None else timeout_s
+    waiting, swept, answered_s = list(groups), set[str](), math.inf
+    running: dict[subprocess.Popen[str], float] = {}
+    while waiting or running:
+        while waiting and len(running) < _MAX_STEPS:
+            with contextlib.suppress(OSError):
+                running[_start_sweep(waiting.pop(0), run_dir, environment)] = time.monotonic()
+        for step, started_s in list(running.items()):
+            straggles_s = max(started_s, answered_s) + _STRAGGLER_TIMEOUT_S
+            if step.poll() is None and time.monotonic() < min(started_s + timeout_s, straggles_s):
+                continue
+            del running[step]
+            step.kill()
+            if names := step.communicate()[0].split():
+                swept.update(names)
+                answered_s = time.monotonic()
         time.sleep(_POLL_S)
-    for step in running:
-        step.kill()
-    return {node for step in steps for node in step.communicate()[0].split()}
+    return swept
 
 
 def _start_sweep(
     nodes: Sequence[str], run_dir: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[str]:
     marks = [f"{ATTEMPT_VARIABLE}={run_dir.resolve() / 'attempts'}{os.sep}", scratch_prefix(run_dir)]
-    how = ["--immediate=10", "--mpi=none", "--quiet", "--job-name=hpctrain-sweep"]
+    how = [*HELPER_OPTIONS, "--immediate=10", "--quiet", "--job-name=hpctrain-sweep"]
     return subprocess.Popen(
         [*srun_command(nodes, len(nodes)), *how, "sh", "-c", _SWEEP, "sweep", *marks],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=step_environment(environment),
+        env=helper_environment(environment),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from hpctrain.minicluster.files import make_directory
+from hpctrain.minicluster.files import make_directory, write_public
 from hpctrain.minicluster.spec import HEAD, ClusterSpec
 
 _SLURM_CONF = """\
@@ -52,6 +52,7 @@ StorageType=accounting_storage/mysql
 StorageUser=root
 StorageLoc=slurm
 """
+_MEMORY_MIB = 4096  # per node that Slurm is told; it holds nobody to it
 _CGROUP_CONF = "CgroupAutomount=no\n"
 _SHELL_RC = """\
 [ -r ~/.bashrc ] && . ~/.bashrc
@@ -66,11 +67,11 @@ def write_configuration(spec: ClusterSpec) -> None:
     """Write all files that the hosts read: etc/, and the munge key."""
     for directory in (spec.etc_dir, spec.munge_dir):
         make_directory(directory)
-    (spec.etc_dir / "slurm.conf").write_text(slurm_conf(spec))
-    (spec.etc_dir / "cgroup.conf").write_text(_CGROUP_CONF)
+    write_public(spec.etc_dir / "slurm.conf", slurm_conf(spec))
+    write_public(spec.etc_dir / "cgroup.conf", _CGROUP_CONF)
     hosts = [f"{spec.address(host)} {host}" for host in spec.hosts]
-    (spec.etc_dir / "hosts").write_text("\n".join(["127.0.0.1 localhost", *hosts]) + "\n")
-    (spec.etc_dir / SHELL_RC.name).write_text(_fill(_SHELL_RC, spec))
+    write_public(spec.etc_dir / "hosts", "\n".join(["127.0.0.1 localhost", *hosts]) + "\n")
+    write_public(spec.etc_dir / SHELL_RC.name, _fill(_SHELL_RC, spec))
     _write_private(spec.etc_dir / "slurmdbd.conf", _fill(_SLURMDBD_CONF, spec).encode())
     _write_private(spec.etc_dir / "munge.key", secrets.token_bytes(128))
 
@@ -79,7 +80,7 @@ def slurm_conf(spec: ClusterSpec) -> str:
     """The text of slurm.conf."""
     nodes = [
         f"NodeName={node} NodeHostname={node} NodeAddr={spec.address(node)} "
-        f"CPUs={spec.cpus_per_node} RealMemory={spec.memory_mib}"
+        f"CPUs={spec.cpus_per_node} RealMemory={_MEMORY_MIB}"
         for node in spec.nodes
     ]
     grace = "PriorityTier=1 PreemptMode=REQUEUE GraceTime=60"

@@ -51,7 +51,6 @@ def reboot_node(cluster: Cluster, node: str) -> None:
     Its link is as new: a cut or slow one is mended. Slurm does not notice that a node was gone for a second only; jobs
     learn it from their connections.
     """
-    cluster.node(node)
     kill_node(cluster, node)
     cluster.start_node(node)
 
@@ -70,7 +69,7 @@ def slow_link(cluster: Cluster, node: str, rate: str | None) -> None:
     """
     if rate is not None and not _RATE.fullmatch(rate):
         raise UsageError(
-            f"rate {rate!r}: give a whole number of kbit, mbit or gbit (per second), such as 10mbit"
+            f"rate {rate!r}: give a whole number of kbit, mbit or gbit (per second), such as 10mbit, or `full`"
         )
     network.limit_rate(cluster.host(HEAD), cluster.node(node), rate)
 
@@ -122,6 +121,7 @@ def preempt(cluster: Cluster, nodes: Sequence[str], duration_s: int = 30) -> str
     Jobs of other partitions that are in its way get the signal they asked for, and after the partition's GraceTime
     (60 s) they are ended and requeued.
     """
+    nodes = list(dict.fromkeys(nodes))  # Slurm counts a node once, however often it is named
     for node in nodes:
         cluster.spec.check_node(node)
     if not nodes or duration_s < 1:

@@ -1,4 +1,4 @@
-"""Directories of a mini cluster: made with a mode whatever the umask is, and removed only where nothing is mounted."""
+"""Files of a mini cluster: made with a mode whatever the umask is, and removed only where nothing is mounted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
     """Make `path` where it is missing, with this mode."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(mode)
+
+
+def write_public(path: Path, text: str) -> None:
+    """Write a file that everybody may read."""
+    path.write_text(text)
+    path.chmod(0o644)
 
 
 def remove_tree(path: Path) -> None:

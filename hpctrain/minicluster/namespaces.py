@@ -15,7 +15,9 @@ import psutil
 
 from hpctrain.errors import ConfigError, HangError
 from hpctrain.minicluster.daemons import init_environment
-from hpctrain.minicluster.spec import ClusterSpec
+from hpctrain.minicluster.files import make_directory
+from hpctrain.minicluster.packages import tool_path
+from hpctrain.minicluster.spec import HEAD, ClusterSpec
 
 _MODULE = "hpctrain.minicluster.host"
 _LAUNCHERS = ("setsid", "unshare")  # what becomes the init, or holds it
@@ -23,12 +25,25 @@ _END_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 
 
+SLURM_VARIABLES = (
+    "SLURM",
+    "SBATCH_",
+    "SRUN_",
+    "SALLOC_",
+    "SCANCEL_",
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SCONTROL_",
+)
+"""How the environment variables begin that Slurm and its commands read."""
+
+
 @dataclass(frozen=True)
 class Host:
-    """A running host: `init` is its first process, seen from outside, and `keeper` the unshare that holds it."""
+    """A running host: `init` is its first process, seen from outside."""
 
     name: str
-    keeper: psutil.Process
     init: psutil.Process
 
     def daemons(self, *names: str) -> list[psutil.Process]:
@@ -43,7 +58,8 @@ class Host:
 def start_host(spec: ClusterSpec, host: str) -> None:
     """Start the init process of `host` in namespaces of its own; it outlives the caller."""
     log = spec.host_dir(host) / "log" / "init.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    for directory in (spec.host_dir(host), log.parent):  # users' jobs are spooled in there
+        make_directory(directory)
     # Not ip-netns(8): it mounts /sys anew, and slurmd then finds no cgroup filesystem.
     isolate = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
     # Forked away, the host is nobody's child: no caller need wait for it, and none is told of its end.
@@ -63,12 +79,12 @@ def start_host(spec: ClusterSpec, host: str) -> None:
 def running_hosts(name: str) -> dict[str, Host]:
     """The hosts of cluster `name` that are up, found by their command lines: no file that could be stale."""
     pieces = list(_pieces(name))
-    keepers = {process.pid: process for _, program, process in pieces if program == "unshare"}
+    keepers = {process.pid for _, program, process in pieces if program == "unshare"}
     found = {}
     for host, program, process in pieces:
         # The init's own children bear its command line until they run something, so the parent must be asked, too.
-        if program not in _LAUNCHERS and (keeper := keepers.get(_parent(process))) is not None:
-            found[host] = Host(host, keeper, process)
+        if program not in _LAUNCHERS and _parent(process) in keepers:
+            found[host] = Host(host, process)
     return found
 
 
@@ -118,8 +134,9 @@ def command_inside(host: Host, command: Sequence[str], directory: str | Path = "
 
 
 def environment_inside() -> dict[str, str]:
-    """The caller's environment without what belongs to another Slurm, such as SLURM_CONF."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    """The caller's environment without what belongs to another Slurm, and with a PATH that finds all tools."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(SLURM_VARIABLES)}
+    return kept | {"PATH": tool_path()}
 
 
 def run_inside(
@@ -144,9 +161,12 @@ def run_inside(
 def require(hosts: dict[str, Host], name: str, host: str) -> Host:
     """The running host of that name; raises `ConfigError` where it is down."""
     if host not in hosts:
-        raise ConfigError(
-            f"host {host} of mini cluster {name} is down; `hpctrain minicluster status --name {name}` shows the others"
-        )
+        command = "hpctrain minicluster"
+        if host == HEAD:
+            mend = f"end it with `{command} down --name {name}`, and start it anew with `up`"
+        else:
+            mend = f"`{command} heal-node --name {name} {host}` switches it on"
+        raise ConfigError(f"host {host} of mini cluster {name} is down; {mend}")
     return hosts[host]
 
 

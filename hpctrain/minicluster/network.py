@@ -7,7 +7,7 @@ import re
 import subprocess
 
 from hpctrain.errors import ConfigError
-from hpctrain.minicluster.namespaces import Host
+from hpctrain.minicluster.namespaces import Host, environment_inside
 
 _PORT = "port-"  # the head's end of a node's cable is named after the node
 _LIMITED = re.compile(rf"qdisc tbf \S+ dev {_PORT}(?P<node>\S+) .*\brate (?P<rate>\S+)")
@@ -24,7 +24,8 @@ def plug_in(head: Host, node: Host) -> None:
 
 def unplug(head: Host, node: str) -> None:
     """Remove the cable of a node, where there is one."""
-    subprocess.run([*_on(head), "ip", "link", "delete", _port(node)], capture_output=True, check=False)
+    command = [*_on(head), "ip", "link", "delete", _port(node)]
+    subprocess.run(command, capture_output=True, env=environment_inside(), check=False)
 
 
 def cut(head: Host, node: str) -> None:
@@ -51,7 +52,7 @@ def links(head: Host) -> dict[str, str]:
     """Of every node with power what its link is: `up`, `cut`, or the rate it is limited to, such as `10Mbit`."""
     found = {}
     for interface in json.loads(_run(head, "ip", "-json", "link", "show", "type", "veth")):
-        found[_node(interface["ifname"])] = "up" if "UP" in interface["flags"] else "cut"
+        found[interface["ifname"].removeprefix(_PORT)] = "up" if "UP" in interface["flags"] else "cut"
     for line in _run(head, "tc", "qdisc", "show").splitlines():
         if (limited := _LIMITED.match(line)) and found.get(limited["node"]) == "up":
             found[limited["node"]] = limited["rate"]
@@ -62,17 +63,15 @@ def _port(node: str) -> str:
     return f"{_PORT}{node}"
 
 
-def _node(port: str) -> str:
-    return port.removeprefix(_PORT)
-
-
 def _on(host: Host) -> list[str]:
     """Only the host's network: process numbers must stay those of the outside."""
     return ["nsenter", "-t", str(host.init.pid), "-n", "--"]
 
 
 def _run(host: Host, *command: str) -> str:
-    answer = subprocess.run([*_on(host), *command], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        [*_on(host), *command], capture_output=True, text=True, env=environment_inside(), check=False
+    )
     if answer.returncode != 0:
         raise ConfigError(f"{' '.join(command)}: {answer.stderr.strip()}")
     return answer.stdout

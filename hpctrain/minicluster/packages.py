@@ -30,7 +30,7 @@ _BY_PROGRAM = {
 # Slurm's PMIx plugin loads `libpmix.so` at run time; that name without a number comes with the -dev package only.
 _PMIX_LIBRARY, _PMIX_PACKAGE = "libpmix.so", "libpmix-dev"
 _LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
-_ADMIN_FOLDERS = "/usr/sbin:/sbin"  # not everybody's PATH has them
+_ADMIN_FOLDERS = "/usr/sbin:/sbin"
 _INSTALL_TIMEOUT_S = 900.0
 _LOCK_PATIENCE_S = 120  # another apt may be at work, such as a fresh machine's upgrade of itself
 _HOLD_BACK = """\
@@ -43,9 +43,14 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 """Asked whether a package may start its services."""
 
 
+def tool_path() -> str:
+    """PATH with the folders of administrators' programs, which not everybody has in it."""
+    return f"{os.environ.get('PATH') or os.defpath}:{_ADMIN_FOLDERS}"
+
+
 def missing_packages() -> list[str]:
     """Packages that would have to be installed; empty: all is there."""
-    path = f"{os.environ.get('PATH', '')}:{_ADMIN_FOLDERS}"
+    path = tool_path()
     missing = {
         package for program, package in _BY_PROGRAM.items() if shutil.which(program, path=path) is None
     }
@@ -105,7 +110,7 @@ def services_held_back() -> Iterator[None]:
 
 
 def _apt(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    environment = os.environ | {"PATH": tool_path(), "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     try:
         return subprocess.run(
             command,

@@ -17,12 +17,14 @@ def needed_shares(asked: Iterable[Path] = ()) -> list[str]:
     Only those below what the hosts have of their own; all others are seen anyway.
 
     Raises:
-        UsageError: one of those `asked` for is not a directory.
+        UsageError: one of those `asked` for is not a directory, or is one that hosts have of their own.
     """
     asked = list(asked)
     for path in asked:
         if not path.is_dir():
             raise UsageError(f"--share {path}: there is no such directory")
+        if path.resolve() in COVERED:
+            raise UsageError(f"--share {path}: every host has its own; name a directory below it")
     package = Path(__file__).parents[2]
     found: set[Path] = set()
     for path in (Path(sys.prefix), Path(sys.base_prefix), package, Path.cwd(), *asked):

@@ -37,7 +37,6 @@ class ClusterSpec:
         name: letters, digits and dashes.
         num_nodes: compute nodes, `n1` and on.
         cpus_per_node: what Slurm is told; it may be more than this machine has.
-        memory_mib: memory per node that Slurm is told.
         ssd_mib: size of a node's SSD.
         partitions: further partitions, by name the node names; `main` and `urgent` always have all nodes.
         shared: directories below /tmp or /mnt that every host is to see as they are outside.
@@ -47,7 +46,6 @@ class ClusterSpec:
     name: str = "mini"
     num_nodes: int = 3
     cpus_per_node: int = 4
-    memory_mib: int = 4096
     ssd_mib: int = 512
     partitions: dict[str, list[str]] = field(default_factory=dict)
     shared: list[str] = field(default_factory=list)
@@ -58,15 +56,14 @@ class ClusterSpec:
             raise UsageError(
                 f"cluster name {self.name!r}: use up to 16 small letters, digits and dashes, a letter first"
             )
-        if not 1 <= self.num_nodes <= MAX_NODES:
-            raise UsageError(f"{self.num_nodes} nodes: a mini cluster has 1 to {MAX_NODES}")
+        if not isinstance(self.num_nodes, int) or not 1 <= self.num_nodes <= MAX_NODES:
+            raise UsageError(f"{self.num_nodes!r} nodes: a mini cluster has 1 to {MAX_NODES}")
         for value, least, what in (
             (self.cpus_per_node, 1, "CPUs per node"),
-            (self.memory_mib, 64, "MiB of memory per node"),
             (self.ssd_mib, _MIN_SSD_MIB, "MiB of SSD per node"),
         ):
-            if value < least:
-                raise UsageError(f"{value} {what}: at least {least}")
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{value!r} {what}: a whole number, at least {least}")
         for partition, members in self.partitions.items():
             self._check_partition(partition, members)
         for path in self.shared:
@@ -134,20 +131,25 @@ class ClusterSpec:
 
 
 def load_spec(name: str) -> ClusterSpec:
-    """The description of an existing cluster; raises `ConfigError` where there is none of that name."""
-    path = ClusterSpec(name).state_dir / "spec.json"
-    raw = read_json(path)
-    if raw is None:
-        known = ", ".join(cluster_names()) or "none"
+    """The description of an existing cluster; raises `ConfigError` where there is none, or a damaged one."""
+    directory = ClusterSpec(name).state_dir
+    if not directory.exists():
+        known = cluster_names()
         raise ConfigError(
-            f"no mini cluster {name!r} (there is: {known}); start one with `hpctrain minicluster up --name {name}`"
+            f"no mini cluster {name!r} (there is: {', '.join(known) or 'none'}); start one with "
+            f"`hpctrain minicluster up --name {name}`" + (", or name one of them by --name" if known else "")
         )
+    damaged = ConfigError(
+        f"{directory}/spec.json is damaged, missing or of another version; "
+        f"`hpctrain minicluster down --name {name}` removes what is left of this cluster"
+    )
+    raw = read_json(directory / "spec.json")
+    if raw is None:
+        raise damaged
     try:
         return ClusterSpec(**raw)
     except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is damaged, or of another version: {error}; `hpctrain minicluster down --name {name}` removes it"
-        ) from error
+        raise damaged from error
 
 
 def cluster_names() -> list[str]:

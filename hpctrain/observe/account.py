@@ -193,9 +193,11 @@ def _before_the_first_step(
     return Seconds(start_up=start_up_s, restore=restore_s, other=left_s - restore_s)
 
 
+def event_times(events: list[Event]) -> list[float]:
+    """When events were written; those that do not say so are passed over."""
+    times = (event.get("t") for event in events)
+    return [float(time) for time in times if isinstance(time, int | float) and math.isfinite(time)]
+
+
 def _times(events: list[Event], kind: str) -> list[float]:
-    return [
-        float(event["t"])
-        for event in events
-        if event["kind"] == kind and isinstance(event.get("t"), int | float)
-    ]
+    return event_times([event for event in events if event["kind"] == kind])

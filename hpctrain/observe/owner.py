@@ -23,12 +23,11 @@ _REUSE_S = 2.0
 
 @dataclass(frozen=True)
 class Owner:
-    """A supervisor that is alive, and its attempt (0: none yet)."""
+    """A supervisor that is alive."""
 
     host: str
     pid: int
     boot_id: str
-    attempt: int
 
 
 def read_owner(run_dir: Path, now_unix_s: float) -> Owner | None:
@@ -41,7 +40,7 @@ def read_owner(run_dir: Path, now_unix_s: float) -> Owner | None:
     try:
         if raw is None:
             return None
-        owner = Owner(str(raw["host"]), int(raw["pid"]), str(raw["boot_id"]), int(raw["attempt"]))
+        owner = Owner(str(raw["host"]), int(raw["pid"]), str(raw["boot_id"]))
         beaten_unix_s = path.stat().st_mtime
     except (KeyError, TypeError, ValueError, OSError):  # damaged, or released just now
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 10.0
 _OTHERS_S = 1.0
+_OTHERS_PER_S = 50  # so many files of other ranks may be looked at per second
 # Kinds of rank 0 that are shown as a line of their own; of the other ranks only warnings are.
 _SPOKEN = ("restore", "refused_checkpoint", "checkpoint_failed", "evaluate", "warning", "stop")
 
@@ -38,6 +40,7 @@ class Progress:
         self._first: dict[str, Any] = {}
         self._latest: dict[str, Any] = {}
         self._said: set[str] = set()
+        self._sizes: dict[Path, int] = {}
         self._others_s = 0.0
         self._followed_unix_s = 0.0
         self._pace = Pace()
@@ -55,7 +58,7 @@ class Progress:
     def follow(self, directory: Path) -> None:
         """Turn to another attempt, whose events lie in `directory` (`rank-N.jsonl`)."""
         self._directory = directory
-        self._tails = {}
+        self._tails, self._sizes = {}, {}
         self._first, self._latest = {}, {}
         self._said = set()
         self._followed_unix_s = time.time()
@@ -66,7 +69,8 @@ class Progress:
             return
         for event in self._tail(self._directory / "rank-0.jsonl").poll():
             self._take(event)
-        if time.monotonic() - self._others_s >= _OTHERS_S:  # many ranks, and nothing of theirs is urgent
+        # many ranks, and nothing of theirs is urgent
+        if time.monotonic() - self._others_s >= max(_OTHERS_S, len(self._sizes) / _OTHERS_PER_S):
             self._others_s = time.monotonic()
             self._poll_others(self._directory)
         self._show()
@@ -104,9 +108,12 @@ class Progress:
             self._pace = replace(self._pace, step_s=(event["t"] - self._first["t"]) / steps)
 
     def _poll_others(self, directory: Path) -> None:
-        for path in sorted(directory.glob("rank-*.jsonl")):
-            if path.stem != "rank-0":
-                for event in self._tail(path).poll():
+        for path, size in _sizes_of_others(directory):
+            if self._sizes.setdefault(path, 0) != size:
+                events = self._tail(path).poll()
+                if events:  # else it could not be read now, or its last line is not complete: look again
+                    self._sizes[path] = size
+                for event in events:
                     if event["kind"] == "warning":
                         self._say_once(describe_event(event))
 
@@ -207,6 +214,20 @@ def describe_event(event: dict[str, Any]) -> str:
     fields = {key: value for key, value in event.items() if key not in ("t", "kind", "metrics")}
     fields |= event.get("metrics") or {}
     return f"{kind}: " + ", ".join(f"{key} {_short(value)}" for key, value in fields.items())
+
+
+def _sizes_of_others(directory: Path) -> list[tuple[Path, int]]:
+    """The event files of all ranks but 0, and their sizes; none where the filesystem does not answer now."""
+    try:
+        with os.scandir(directory) as entries:
+            others = [entry for entry in entries if entry.name != "rank-0.jsonl"]
+            return sorted(
+                (Path(entry.path), entry.stat().st_size)
+                for entry in others
+                if entry.name.startswith("rank-") and entry.name.endswith(".jsonl")
+            )
+    except OSError:
+        return []
 
 
 def _left_s(first: dict[str, Any], latest: dict[str, Any]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from hpctrain.observe.slurm_state import SlurmState
 from hpctrain.observe.story import RUNNING
 from hpctrain.observe.timeline import Timeline
-from hpctrain.resilience.attempts import attempt_dir, read_end
+from hpctrain.resilience.attempts import attempt_dir, read_end, read_json
 from hpctrain.resilience.exits import FailureClass
 from hpctrain.resilience.explain import advice
 
@@ -41,7 +41,7 @@ def describe_status(timeline: Timeline, slurm: SlurmState | None) -> Status:
     last = timeline.attempts[-1] if timeline.attempts else None
     reason = "" if last is None else last.reason
     if timeline.finished:
-        return Status(RunState.FINISHED, "finished", "", f"see {timeline.run_dir / 'result.json'}")
+        return _finished(timeline)
     if last is not None and last.ended == RUNNING:
         return Status(RunState.RUNNING, f"running{_where(timeline)}, {describe_pace(timeline)}", "", "")
     if timeline.owner is not None:
@@ -55,6 +55,15 @@ def describe_status(timeline: Timeline, slurm: SlurmState | None) -> Status:
         )
         return Status(RunState.STARTING, headline, reason, "")
     return Status(RunState.STOPPED, f"stopped{_where(timeline)}", reason, _next(timeline, slurm))
+
+
+def _finished(timeline: Timeline) -> Status:
+    """A result counts by being there, and nobody writes it again: a damaged one has to go first."""
+    result = timeline.run_dir / "result.json"
+    if read_json(result) is not None:
+        return Status(RunState.FINISHED, "finished", "", f"see {result}")
+    headline = "finished, but its result is damaged"
+    return Status(RunState.FINISHED, headline, "", f"remove {result}, and {_again(timeline)}")
 
 
 def describe_pace(timeline: Timeline) -> str:
@@ -74,9 +83,13 @@ def _where(timeline: Timeline) -> str:
     return (f" in job {last.job}" if last.job else "") + f", attempt {last.number}"
 
 
-def _next(timeline: Timeline, slurm: SlurmState | None) -> str:
+def _again(timeline: Timeline) -> str:
     point = timeline.last_checkpoint or "the beginning (nothing was saved yet)"
-    again = f"{'submit the same script' if timeline.job else 'run the same command'} again: it goes on from {point}"
+    return f"{'submit the same script' if timeline.job else 'run the same command'} again: it goes on from {point}"
+
+
+def _next(timeline: Timeline, slurm: SlurmState | None) -> str:
+    again = _again(timeline)
     if slurm is not None and slurm.state is None:
         again = f"see whether job {slurm.job} is still in the queue; if it is not, {again}"
     last = timeline.attempts[-1] if timeline.attempts else None

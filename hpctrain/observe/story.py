@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpctrain.checkpoint.names import newest_step
-from hpctrain.observe.account import Event, Seconds, read_account, read_marks, split_time
+from hpctrain.observe.account import Event, Seconds, event_times, read_account, read_marks, split_time
 from hpctrain.observe.owner import Owner
 from hpctrain.resilience.attempts import Attempt, StartRecord, read_json
 from hpctrain.resilience.exits import FailureClass, read_end_records
@@ -109,7 +109,7 @@ def find_attempt(attempt: Attempt) -> Found:
     else:
         records = read_end_records(attempt.path).values()
         ranks = [record.step for record in records]
-        signs = [event["t"] for event in events if isinstance(event.get("t"), int | float)]
+        signs = event_times(events)
         signs += [record.ended_unix_s for record in records]
         signs += [] if attempt.start is None else [attempt.start.started_unix_s]
         ended_unix_s = max(signs, default=None)

@@ -5,6 +5,7 @@ A directory may be half written or damaged: what can be read is told, and `missi
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ from hpctrain.resilience.attempts import admissible_checkpoints, list_attempts, 
 class Timeline:
     """A run: its attempts, the oldest first, and how far it is.
 
-    `owner` is the live supervisor, `last_checkpoint` what the next attempt would start from, `latest` the newest `step`
-    event of the last attempt.
+    `owner` is the live supervisor, `last_checkpoint` what the next attempt would start from, `latest` the numbers in
+    the newest `step` event of the last attempt.
     """
 
     run_dir: Path
@@ -126,4 +127,9 @@ def _section(description: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _latest_step(found: list[Found]) -> dict[str, Any]:
     events = found[-1].events if found else []
-    return next((event for event in reversed(events) if event["kind"] == "step"), {})
+    event = next((event for event in reversed(events) if event["kind"] == "step"), {})
+    return {name: value for name, value in event.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

@@ -7,11 +7,14 @@ read.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import stamina
 
 from hpctrain.checkpoint.names import committed_checkpoints, newest_step
 from hpctrain.durable import replace_file
@@ -21,6 +24,8 @@ from hpctrain.resilience.exits import FailureClass
 ATTEMPT_VARIABLE = "HPCTRAIN_ATTEMPT_DIR"
 """Environment variable of all processes of an attempt: tells which attempt a stray process belongs to."""
 
+_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN)
+_INSIST_S = 60.0
 _ATTEMPT_NAME = re.compile(r"a(\d{4,})")
 
 
@@ -139,13 +144,21 @@ def refuse_superseded(run_dir: Path, attempt: int) -> None:
         raise PeerError(f"attempt {attempt} was superseded by attempt {newer[-1]}: it ends here")
 
 
+def is_passing(error: Exception) -> bool:
+    """Whether a failure of storage may be over in a moment, as those of a shared filesystem often are."""
+    cause = error.__cause__ if isinstance(error, StorageError) else error
+    return isinstance(cause, OSError) and cause.errno in _PASSING
+
+
+@stamina.retry(on=is_passing, attempts=None, timeout=_INSIST_S)
 def write_start(run_dir: Path, record: StartRecord) -> None:
-    """Write `start.json` durably."""
+    """Write `start.json` durably, for a minute if need be; raises `StorageError`."""
     write_json(attempt_dir(run_dir, record.attempt) / "start.json", asdict(record))
 
 
+@stamina.retry(on=is_passing, attempts=None, timeout=_INSIST_S)
 def write_end(run_dir: Path, summary: EndSummary) -> None:
-    """Write `end.json` durably, with the steps gained spelt out for readers."""
+    """Write `end.json` durably, for a minute if need be, with the steps gained spelt out; raises `StorageError`."""
     content = {**asdict(summary), "steps_gained": summary.steps_gained}
     write_json(attempt_dir(run_dir, summary.attempt) / "end.json", content)
 

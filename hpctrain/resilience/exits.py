@@ -216,20 +216,28 @@ def _publish_once(path: Path, content: bytes) -> None:
 def read_end_records(attempt_dir: Path, known: Mapping[int, EndRecord] | None = None) -> dict[int, EndRecord]:
     """The end records of an attempt by rank; a file that is none counts as class `other`, shown as found.
 
-    Those `known` are not read again.
+    Those `known` are not read again. Who gives them looks more than once: a file that cannot be read now is left to
+    the next time.
+
+    Raises:
+        OSError: the directory cannot be listed.
     """
     records = dict(known or {})
     for path in sorted((attempt_dir / "ranks").glob("*.json")):
         if path.stem.isdigit() and int(path.stem) not in records:
-            records[int(path.stem)] = _read_record(path)
+            record = _read_record(path, again=known is not None)
+            if record is not None:
+                records[int(path.stem)] = record
     return records
 
 
-def _read_record(path: Path) -> EndRecord:
+def _read_record(path: Path, *, again: bool) -> EndRecord | None:
     try:
         raw: dict[str, Any] = json.loads(path.read_bytes())
         return EndRecord(**{**raw, "failure": FailureClass(raw["failure"])})
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, OSError) and again:
+            return None
         other = FailureClass.OTHER
         message = f"{path}: not an end record: {error}"
         return EndRecord(int(path.stem), other, other.exit_code, None, message, None, -1, "?", "?", 0, 0.0)

@@ -101,5 +101,8 @@ class Job(Protocol):
     def is_alive(self, job: str) -> bool | None:
         """Whether another job waits or runs; None: not known."""
 
+    def keep_script(self, run_dir: Path) -> None:
+        """Keep in the run directory what a successor of the job needs."""
+
     def come_back(self) -> Comeback:
         """See to it that the job runs again after it has ended."""

@@ -30,16 +30,22 @@ class Descendants:
     def __init__(self) -> None:
         become_subreaper()
         self._started: set[int] = set()
+        self._apart: set[int] = set()
         self._before = {process.pid for process in psutil.Process().children(recursive=True)}
 
     def started(self, pid: int) -> None:
         """This process started `pid` itself and will wait for it."""
         self._started.add(pid)
 
+    def spare(self, pid: int) -> None:
+        """`pid`, which this process started, and all that descends from it are none of them."""
+        self._apart.add(pid)
+
     def alive(self) -> list[psutil.Process]:
         """Those that still run; ended ones that nobody waited for do not count."""
         found = psutil.Process().children(recursive=True)
-        return [process for process in found if process.pid not in self._before and not is_gone(process.pid)]
+        apart = self._before | {pid for root in self._apart for pid in _family(root)}
+        return [process for process in found if process.pid not in apart and not is_gone(process.pid)]
 
     def send(self, number: signal.Signals, pids: Iterable[int]) -> set[int]:
         """Signal those of `pids` that are descendants (numbers are used again); returns them."""
@@ -62,7 +68,7 @@ class Descendants:
     def _reap_adopted(self) -> None:
         """Take the exit statuses of orphans that this process inherited: nobody else waits for them."""
         for process in psutil.Process().children():
-            if process.pid not in self._before and process.pid not in self._started:
+            if process.pid not in self._before | self._started | self._apart:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
 
@@ -128,6 +134,13 @@ def is_gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def _family(pid: int) -> set[int]:
+    """A process and its descendants."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))}
+    return set()
 
 
 def _end(find: Callable[[], list[psutil.Process]], timeout_s: float) -> int:

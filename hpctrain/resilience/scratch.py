@@ -42,3 +42,9 @@ def enter_scratch(attempt: int) -> None:
     found = own.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
         os.environ.update(dict.fromkeys(_VARIABLES, str(own)))
+
+
+def leave_scratch(attempt_directory: Path) -> None:
+    """Remove the directory of an attempt on this host, whose ranks have ended; what is not there is no error."""
+    run_dir = attempt_directory.parents[1]
+    shutil.rmtree(_PARENT / f"{scratch_prefix(run_dir)}{attempt_directory.name}", ignore_errors=True)

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain import __version__
@@ -37,6 +38,7 @@ from hpctrain.resilience.summary import Seen, summarize
 from hpctrain.resilience.wait import AttemptWatch
 
 _POLL_S = 0.1
+_REAP_S = 5.0
 _WARNINGS = ("SIGUSR1", "SIGUSR2")
 """What batch systems send ahead of the end (`sbatch --signal`); the other signals mean now."""
 
@@ -52,6 +54,7 @@ class Supervisor:
         task_dir: folder in which ranks look for the Task's module first.
         progress: where the user is told; none: nothing is said.
         linger_s: how long the launcher may outlive its ranks before everything is killed.
+        is_alive: whether a job waits or runs, where its queue can be asked from here without being in a job.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Supervisor:
         task_dir: Path | None = None,
         progress: Progress | None = None,
         linger_s: float = 10.0,
+        is_alive: Callable[[str], bool | None] = lambda _job: None,
     ) -> None:
         self._run_dir = run_dir.resolve()
         self._config = config
@@ -74,7 +78,7 @@ class Supervisor:
         self._linger_s = linger_s
         self._flag = StopFlag()
         if job is None:
-            self._lease = Lease(self._run_dir)
+            self._lease = Lease(self._run_dir, is_alive=is_alive)
         else:
             self._lease = Lease(self._run_dir, JobIdentity(job.id, job.restart), is_alive=job.is_alive)
         self._clock = JobClock(job, config.resilience.leave_margin_s, config.cluster.walltime_s)
@@ -109,6 +113,7 @@ class Supervisor:
                     f"took over from another supervisor ({previous}); {strays} of its processes were left on this host"
                 )
             if self._job is not None:
+                self._job.keep_script(self._run_dir)
                 self._history = past_outcomes(self._run_dir, self._job.submission)
             self._flag.install()
             try:
@@ -126,9 +131,11 @@ class Supervisor:
         except BaseException:
             self._launcher.clean(self._run_dir)
             raise
+        self._lease.check()  # much time may have passed: what is swept, or requeued, may be another's by now
         self._launcher.clean(self._run_dir)
         if action.kind is ActionKind.REQUEUE and self._job is not None:
             # Last of all: from here on Slurm may end this process at any moment.
+            self._lease.check()
             comeback = self._job.come_back()
             self._progress.say(comeback.words)
             self._lease.release(keep_claim=comeback.assured)
@@ -220,7 +227,14 @@ class Supervisor:
             says = self._wait(ranks, number, placement)
         finally:
             self._end(ranks)
-        return ranks.process.wait(), says
+        return self._launcher_code(ranks), says
+
+    def _launcher_code(self, ranks: Ranks) -> int | None:
+        """The launcher's exit code; None where even SIGKILL did not end it."""
+        try:
+            return ranks.process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _end(self, ranks: Ranks) -> None:
         try:

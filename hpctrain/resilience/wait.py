@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -49,9 +50,8 @@ class AttemptWatch:
 
     def _condition(self) -> tuple[str, float, str]:
         """The state of the attempt, how long it may last, and what to say when it lasts longer."""
-        # Both are written once per rank: at a thousand ranks, reading all of them all the time would be felt.
-        self._records = records = read_end_records(self._directory, self._records)
-        self._started = started = started_ranks(self._directory, self._started)
+        self._look()
+        records, started = self._records, self._started
         gone = {rank for rank, process in started.items() if process.is_here and is_gone(process.pid)}
         ended = gone | set(records)
         broken = [rank for rank in ended if rank not in records or records[rank].failure not in _QUIET]
@@ -70,3 +70,10 @@ class AttemptWatch:
             allowed_s = self._limits.start_timeout_s + self._linger_s
             return "starting", allowed_s, f"only {len(started)} of {self._num_ranks} ranks started in time"
         return "running", 0.0, ""
+
+    def _look(self) -> None:
+        """Take in what the ranks have written; nothing new where a shared filesystem does not answer just now."""
+        with contextlib.suppress(OSError):
+            # Both are written once per rank: at a thousand ranks, reading all of them all the time would be felt.
+            self._records = read_end_records(self._directory, self._records)
+            self._started = started_ranks(self._directory, self._started)

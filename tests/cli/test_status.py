@@ -52,7 +52,7 @@ def call(*arguments: str | Path) -> str:
 
 
 def document(verb: str, run: Path) -> dict[str, Any]:
-    found = json.loads(call(verb, run, "--json"))
+    found = json.loads(call(verb, run, "--json"), parse_constant=pytest.fail)  # NaN is no JSON
     assert isinstance(found, dict)
     return found
 
@@ -175,6 +175,15 @@ def test_before_the_first_attempt(tmp_path: Path) -> None:
     assert re.search(r"^missing +run.toml is missing$", call("status", tmp_path), re.MULTILINE)
     assert document("status", tmp_path)["attempt"] is None
     assert document("attempts", tmp_path)["attempts"] == []
+
+
+def test_where_nothing_is_known_no_times_are_shown(tmp_path: Path) -> None:
+    events = tmp_path / "attempts" / "a0001" / "events" / "rank-0.jsonl"
+    events.parent.mkdir(parents=True)
+    events.write_text('{"kind": "step", "t": NaN, "step": 3, "samples_per_s": NaN}\n')
+    assert "whole run" not in call("status", tmp_path)
+    assert document("status", tmp_path)["samples_per_s"] is None
+    assert document("attempts", tmp_path)["attempts"][0]["ended_unix_s"] is None
 
 
 @pytest.mark.parametrize("verb", ["status", "attempts"])

@@ -31,8 +31,9 @@ class Commands:
         self.script(name, say)
 
     def squeue(self, **answers: str) -> None:
-        """Answers by the letter of the format: `squeue(T="RUNNING")`; anything else fails."""
-        cases = [f"*%{letter}*) printf %s {shlex.quote(text)}; exit 0;;" for letter, text in answers.items()]
+        """Answers by the letter, or the word, of the format: `squeue(l="1:00", State="RUNNING 0")`; others fail."""
+        keys = {key: f"%{key}" if len(key) == 1 else f"{key}:" for key in answers}
+        cases = [f"*{keys[key]}*) printf %s {shlex.quote(text)}; exit 0;;" for key, text in answers.items()]
         self.script("squeue", "\n".join(['case "$*" in', *cases, "esac", "exit 1"]))
 
     def calls(self, name: str) -> list[list[str]]:

@@ -37,7 +37,7 @@ class Watch(threading.Thread):
 
 
 def test_it_asks_nobody_while_the_supervisor_lives(commands: Commands, tmp_path: Path) -> None:
-    commands.squeue(T="RUNNING\n", N="n2\n")
+    commands.squeue(State="RUNNING 0\n", N="n2\n")
     commands.answer("sinfo", "n2 mixed\n")
     commands.answer("scontrol")
     watch, beats = Watch(tmp_path), iter(range(1000))
@@ -54,7 +54,7 @@ def test_it_asks_nobody_while_the_supervisor_lives(commands: Commands, tmp_path:
 
 
 def test_a_silent_supervisor_on_a_host_that_lives_is_left_alone(commands: Commands, tmp_path: Path) -> None:
-    commands.squeue(T="RUNNING\n", N="n[1-2]\n")
+    commands.squeue(State="RUNNING 0\n", N="n[1-2]\n")
     commands.answer("sinfo", "n1 mixed*\nn2 mixed\n")
     commands.answer("scontrol")
     watch = Watch(tmp_path)
@@ -62,7 +62,7 @@ def test_a_silent_supervisor_on_a_host_that_lives_is_left_alone(commands: Comman
     watch.join(1.0)
     assert watch.is_alive()
     assert commands.calls("scontrol") == []
-    commands.squeue(T="COMPLETED\n", N="n[1-2]\n")
+    commands.squeue(State="COMPLETED 0\n", N="n[1-2]\n")
     watch.join(10)
     assert watch.said == "the job has ended"
 
@@ -70,7 +70,7 @@ def test_a_silent_supervisor_on_a_host_that_lives_is_left_alone(commands: Comman
 def test_a_successor_waits_for_the_end_of_the_job_so_the_job_is_ended(
     commands: Commands, tmp_path: Path
 ) -> None:
-    commands.squeue(T="RUNNING\n", N="n2\n", l="1:00:00\n")
+    commands.squeue(State="RUNNING 0\n", N="n2\n", l="1:00:00\n")
     commands.answer("sinfo", "n2 mixed\n")
     commands.answer("scontrol", err="Requested operation is presently disabled\n", code=1)
     commands.answer("sbatch", "8\n")

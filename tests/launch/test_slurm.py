@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError, HangError
-from hpctrain.launch import slurm, sweep
+from hpctrain.launch import deputy_post, slurm, sweep
 from hpctrain.launch.hostlist import expand_counts, expand_nodes
+from hpctrain.launch.mpi import Mpi
 from hpctrain.launch.slurm import SlurmLauncher, SlurmRanks
 from hpctrain.launch.slurm_job import SlurmJob
 from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir, next_attempt
 from hpctrain.resilience.launching import Placement
+from hpctrain.resilience.processes import RankProcess
 from hpctrain.resilience.scratch import scratch_prefix
 from tests.launch.conftest import Commands
 from tests.resilience.conftest import make_config, wait_until
@@ -182,6 +185,23 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(cluster: Cluster, tmp_path: 
     assert sorted(cluster.sweeps()[1:]) == ["n1", "n2", "n3"], "then each by itself"
 
 
+def test_a_node_that_srun_saw_fail_is_not_asked(begin: Begin, cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm may list it for minutes; srun may have said it with its last breath, after the last look."""
+    ranks = begin("echo 'srun: error: Node failure on n2' >&2")
+    assert ranks.process.wait(20) == 0
+    ranks.end()
+    before = len(cluster.sweeps())
+    cluster.answering("n1", "n3")
+    began_s = time.monotonic()
+    assert begin.launcher.place(tmp_path / "run", config(min_ranks=1), again=True) == Placement(
+        ("n1",), 2, lost=("n2",)
+    )
+    assert cluster.sweeps()[before:] == ["n1,n3"]
+    begin.launcher.clean(tmp_path / "run")
+    assert cluster.sweeps()[before + 1 :] == ["n1,n3"], "nor does it hold the end of the run up"
+    assert time.monotonic() - began_s < 5
+
+
 def test_a_node_that_slurm_gave_up_is_not_even_asked(cluster: Cluster, tmp_path: Path) -> None:
     cluster.believe("n1 mixed", "n2 down*", "n3 mixed")
     found = place(cluster.launcher(), tmp_path, config(spare_nodes=1), again=True)
@@ -220,7 +240,7 @@ def test_a_node_that_keeps_a_step_waiting_does_not_keep_the_others(cluster: Clus
 
 
 def test_a_slurm_that_does_not_answer_is_no_ground_to_stand_on(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.commands.answer("sinfo", err="Unable to contact slurm controller\n", code=1)
+    cluster.commands.answer("squeue", err="Unable to contact slurm controller\n", code=1)
     with pytest.raises(HangError, match="does not say which nodes job 7 has"):
         place(cluster.launcher(), tmp_path, config(), again=True)
 
@@ -323,6 +343,7 @@ def test_what_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
     assert started.environment[ATTEMPT_VARIABLE] == str(directory)
     assert started.environment["HPCTRAIN_SCRATCH"] == scratch_prefix(started.run_dir)
     assert "SLURM_NTASKS" not in started.environment
+    assert started.environment["SLURM_CPUS_PER_TASK"] == "4", "what each rank is to have stays"
     assert started.environment["SLURM_JOB_ID"] == "7"
 
 
@@ -338,21 +359,25 @@ def test_the_environment_of_the_batch_script_has_a_say(cluster: Cluster, tmp_pat
     assert program[:5] == ["podman-hpc", "run", "my image", "/ssd/env/bin/python", "-m"]
 
 
-Begin = Callable[[str], SlurmRanks]
+class Begin:
+    """Starts ranks on two nodes; srun is the given sh script."""
+
+    def __init__(self, cluster: Cluster, run_dir: Path) -> None:
+        self.cluster, self.run_dir = cluster, run_dir
+        self.launcher = cluster.launcher(2)
+
+    def __call__(self, body: str, **variables: str) -> SlurmRanks:
+        attempt = next_attempt(self.run_dir)
+        self.cluster.commands.script("srun", body)
+        if variables:
+            self.launcher = self.cluster.launcher(2, **variables)
+        self.launcher.check(config())
+        return self.launcher.start(self.run_dir, attempt, Placement(("n1", "n2"), 2), config())
 
 
 @pytest.fixture
 def begin(cluster: Cluster, tmp_path: Path) -> Begin:
-    """Ranks on two nodes whose srun is the given sh script."""
-
-    def begin(body: str) -> SlurmRanks:
-        attempt = next_attempt(tmp_path / "run")
-        cluster.commands.script("srun", body)
-        launcher = cluster.launcher(2)
-        launcher.check(config())
-        return launcher.start(tmp_path / "run", attempt, Placement(("n1", "n2"), 2), config())
-
-    return begin
+    return Begin(cluster, tmp_path / "run")
 
 
 def test_ranks_are_asked_to_leave_once_all_can_take_it(begin: Begin, tmp_path: Path) -> None:
@@ -407,3 +432,105 @@ def test_the_launchers_words_are_those_of_its_kind(cluster: Cluster, tmp_path: P
     assert (word.rank, word.node) == (1, "n2")
     assert mpirun.word("srun: error: n2: task 1: Killed\n", {}) is None
     assert (srun.log(tmp_path, 1).name, mpirun.log(tmp_path, 1).name) == ("srun.log", "mpirun.log")
+
+
+def test_only_steps_that_mpirun_has_started_itself_are_ended(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program of the user may run under another mpirun in the same job."""
+    monkeypatch.setattr(slurm, "_END_TIMEOUT_S", 0.3)
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\nexec sleep 60\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(slurm, "find_mpi", lambda: Mpi(mpirun, "Open MPI", "5.0"))
+    launcher = cluster.launcher(2, kind="mpirun")
+    launcher.check(config())
+    cluster.commands.squeue(i="7.0 prted\n7.1 bash\n")
+    run_dir = tmp_path / "run"
+    ranks = launcher.start(run_dir, next_attempt(run_dir), Placement(("n1",), 2), config())
+    assert len(cluster.commands.calls("squeue")) == 1 + 1, "one more than SlurmJob asks when it is made"
+    cluster.commands.squeue(i="7.0 prted\n7.1 bash\n7.2 prted\n7.3 bash\n")
+    ranks.end()
+    assert ranks.process.wait(20) == -signal.SIGKILL
+    assert {call[-1] for call in cluster.commands.calls("scancel")} == {"7.2"}
+    assert all(len(call) == 3 for call in cluster.commands.calls("scancel"))
+
+
+def test_without_srun_a_finished_run_ends_in_peace(cluster: Cluster, tmp_path: Path) -> None:
+    """mpirun can do without it: `check` does not ask for it."""
+    launcher = cluster.launcher(kind="mpirun", SLURMD_NODENAME="n1", PATH="/nowhere")
+    launcher.check(config())
+    (cluster.commands.folder / "srun").unlink()
+    launcher.clean(tmp_path / "run")
+    assert launcher.place(tmp_path / "run", config(), again=True) is None
+
+
+def test_files_that_cannot_be_listed_now_do_not_end_the_supervisor(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(*_: object) -> dict[int, RankProcess]:  # no filesystem here gives ESTALE on demand
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    ranks = begin("exec sleep 60")
+    monkeypatch.setattr(slurm, "started_ranks", stale)
+    ranks.ask_to_leave()
+    ranks.end()
+    assert ranks.process.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        ({"SLURM_GPUS": "12", "SLURM_GPUS_ON_NODE": "4"}, ["--gpus-per-node=4"]),
+        ({"SLURM_GPUS": "a100:12", "SLURM_GPUS_ON_NODE": "4"}, ["--gpus-per-node=4"]),
+        ({"SLURM_GPUS": "11", "SLURM_GPUS_ON_NODE": "4"}, []),
+        ({"SLURM_GPUS": "12", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "2"}, []),
+        ({"SLURM_GPUS": "12"}, []),
+        ({"SLURM_GPUS_ON_NODE": "4"}, []),
+    ],
+)
+def test_a_step_says_its_gpus_where_the_job_said_only_their_sum(
+    cluster: Cluster, tmp_path: Path, variables: dict[str, str], options: list[str]
+) -> None:
+    launcher = cluster.launcher(**variables)
+    launcher.check(config())
+    run_dir = tmp_path / "run"
+    ranks = launcher.start(run_dir, next_attempt(run_dir), Placement(("n1", "n2"), 2), config())
+    ranks.process.wait(20)
+    ranks.end()
+    (words,) = cluster.commands.calls("srun")
+    assert [word for word in words if word.startswith("--gpu")] == options
+
+
+def test_a_deputy_on_a_node_that_failed_is_replaced_while_ranks_run(
+    begin: Begin, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_LOOK_S", 0.0)
+    ranks = begin("echo 'srun: error: Node failure on n3' >&2; exec sleep 60", SLURMD_NODENAME="n1")
+    try:
+        wait_until(ranks.lost_node)
+        wait_until(lambda: sorted(cluster.sweeps()) == ["n1,n2", "n2", "n3"])
+        ranks.end()
+        assert ranks.process.wait(20) == -signal.SIGKILL
+        (deputy,) = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        assert deputy.is_running(), "it watches on between two attempts"
+    finally:
+        begin.launcher.clean(begin.run_dir)
+    assert not deputy.is_running()
+
+
+def test_clean_does_not_wait_for_a_dead_cluster(
+    begin: Begin, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is about to be requeued, or to end, has no time to give away."""
+    assert deputy_post._DISMISS_S + deputy_post._REAP_S + slurm._CLEAN_TIMEOUT_S <= 6
+    monkeypatch.setattr(slurm, "_CLEAN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(deputy_post, "_DISMISS_S", 0.2)
+    ranks = begin("trap '' TERM; while :; do sleep 0.1; done", SLURMD_NODENAME="n1")
+    wait_until(lambda: len(cluster.sweeps()) == 2)
+    ranks.end()
+    cluster.commands.script("squeue", "exec sleep 60")
+    began_s = time.monotonic()
+    begin.launcher.clean(begin.run_dir)
+    assert time.monotonic() - began_s < 3
+    assert ranks.process.wait(20) == -signal.SIGKILL

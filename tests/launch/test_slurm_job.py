@@ -99,10 +99,65 @@ def test_who_the_job_is(commands: Commands) -> None:
 
 
 def test_the_time_left_is_what_squeue_says(commands: Commands) -> None:
-    commands.squeue(L="1:30:00\n")
+    commands.squeue(L="1:30:00 N/A\n")
     assert job(SLURM_JOB_END_TIME="1").seconds_left() == 5400
-    commands.squeue(L="UNLIMITED\n")
+    commands.squeue(L="UNLIMITED NONE\n")
     assert job().seconds_left() is None
+
+
+def test_a_preempted_job_ends_with_its_grace_time(commands: Commands) -> None:
+    """%L still counts from the time limit; only the end tells (seen with Slurm 22.05)."""
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 60))
+    commands.squeue(L=f"8:55 {end}\n")
+    assert job().seconds_left() == pytest.approx(60, abs=5)
+    past = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 60))
+    commands.squeue(L=f"8:55 {past}\n")
+    assert job().seconds_left() == 0
+
+
+def test_a_users_own_filters_change_no_answer(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_STATES", "pending")
+    monkeypatch.setenv("SINFO_PARTITION", "mine")
+    commands.script("squeue", 'echo "${SQUEUE_STATES:-RUNNING} 0"')
+    assert job().state() == "RUNNING"
+
+
+def test_an_earlier_start_of_a_job_neither_requeues_nor_succeeds_the_later_one(commands: Commands) -> None:
+    commands.squeue(State="RUNNING 2\n")
+    commands.answer("scontrol")
+    commands.answer("sbatch", "8\n")
+    zombie = job(SLURM_RESTART_COUNT="1", HPCTRAIN_BATCH_SCRIPT="train.sbatch")
+    assert zombie.state() == "REQUEUED"
+    assert not zombie.come_back().assured
+    assert commands.calls("scontrol") == commands.calls("sbatch") == []
+    assert job(SLURM_RESTART_COUNT="2").come_back().assured
+
+
+def test_cancelled_between_the_question_and_the_requeue(commands: Commands) -> None:
+    folder = shlex.quote(str(commands.folder))
+    commands.script("squeue", f"if [ -e {folder}/asked ]; then echo CANCELLED 0; else echo RUNNING 0; fi")
+    commands.script("scontrol", f": > {folder}/asked; echo 'Job/step already completing' >&2; exit 1")
+    commands.answer("sbatch", "8\n")
+    found = job(**script_variables()).come_back()
+    assert not found.assured
+    assert "is CANCELLED, so nothing follows it" in found.words
+    assert commands.calls("sbatch") == []
+
+
+def test_the_batch_script_outlives_slurms_copy_of_it(commands: Commands, tmp_path: Path) -> None:
+    commands.squeue(State="RUNNING 0\n")
+    spooled = tmp_path / "slurm_script"
+    spooled.write_text("#!/bin/bash\n")
+    found = job(HPCTRAIN_BATCH_SCRIPT=str(spooled))
+    found.keep_script(tmp_path)
+    spooled.unlink()
+    other = job(HPCTRAIN_BATCH_SCRIPT=str(spooled))  # on another node, where it never was
+    other.keep_script(tmp_path)
+    for one in (found, other):
+        command = one.successor_command()
+        assert command is not None
+        assert command[-1] == str(tmp_path / "batch.sbatch")
+    assert (tmp_path / "batch.sbatch").read_text() == "#!/bin/bash\n"
 
 
 def test_the_variable_stands_in_for_a_squeue_that_does_not_answer(commands: Commands) -> None:
@@ -154,8 +209,10 @@ def test_nodes_of_the_job_and_whether_slurm_believes_them_alive(commands: Comman
     commands.squeue(N="n[1-3]\n")
     commands.answer("sinfo", "n1 mixed\nn2 down*\nn3 allocated\nn3 allocated\n")  # n3 is in two partitions
     assert job().nodes() == {"n1": True, "n2": False, "n3": True}
-    assert commands.calls("sinfo")[-1][:4] == ["-h", "-N", "-n", "n[1-3]"]
-    commands.answer("sinfo", err=SILENT, code=1)
+    assert commands.calls("sinfo")[-1][:5] == ["-a", "-h", "-N", "-n", "n[1-3]"]
+    commands.answer("sinfo")  # a site that hides its nodes: they are still the job's
+    assert job().nodes() == {"n1": True, "n2": True, "n3": True}
+    commands.squeue(N="\n")
     assert job().nodes() is None
 
 
@@ -184,7 +241,7 @@ def test_steps_that_stay_are_said(commands: Commands) -> None:
 
 
 def test_a_running_job_is_requeued(commands: Commands) -> None:
-    commands.squeue(T="RUNNING\n")
+    commands.squeue(State="RUNNING 0\n")
     commands.answer("scontrol")
     found = job().come_back()
     assert found.assured
@@ -194,7 +251,7 @@ def test_a_running_job_is_requeued(commands: Commands) -> None:
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PREEMPTED"])
 def test_what_a_user_cancelled_stays_cancelled(commands: Commands, state: str) -> None:
-    commands.squeue(T=f"{state}\n")
+    commands.squeue(State=f"{state} 0\n")
     commands.answer("scontrol")
     commands.answer("sbatch", "8\n")
     found = job(HPCTRAIN_BATCH_SCRIPT="train.sbatch").come_back()
@@ -206,7 +263,7 @@ def test_what_a_user_cancelled_stays_cancelled(commands: Commands, state: str) -
 def test_a_slurmctld_that_restarts_is_waited_for(commands: Commands) -> None:
     folder = shlex.quote(str(commands.folder))
     commands.script(
-        "squeue", f"if [ -e {folder}/back ]; then printf RUNNING; else : > {folder}/back; exit 1; fi"
+        "squeue", f"if [ -e {folder}/back ]; then echo RUNNING 0; else : > {folder}/back; exit 1; fi"
     )
     commands.answer("scontrol")
     (commands.folder / "back").unlink(missing_ok=True)
@@ -226,7 +283,7 @@ def script_variables(**more: str) -> dict[str, str]:
 
 
 def test_where_requeueing_is_forbidden_a_successor_is_submitted(commands: Commands) -> None:
-    commands.squeue(T="RUNNING\n", l="1:00:00\n")
+    commands.squeue(State="RUNNING 0\n", l="1:00:00\n")
     commands.answer("scontrol", err="Requested operation is presently disabled for job 7\n", code=1)
     commands.answer("sbatch", "8;cluster\n")
     found = job(**script_variables()).come_back()
@@ -239,7 +296,7 @@ def test_where_requeueing_is_forbidden_a_successor_is_submitted(commands: Comman
 
 
 def test_without_scontrol_too(commands: Commands) -> None:
-    commands.squeue(T="RUNNING\n")
+    commands.squeue(State="RUNNING 0\n")
     commands.answer("sbatch", "8\n")
     found = job(**script_variables()).come_back()
     assert found.assured
@@ -247,7 +304,7 @@ def test_without_scontrol_too(commands: Commands) -> None:
 
 
 def test_where_nothing_answers_the_command_is_printed(commands: Commands) -> None:
-    commands.squeue(T="RUNNING\n")
+    commands.squeue(State="RUNNING 0\n")
     commands.answer("sbatch", err="sbatch: error: Access denied\n", code=1)
     found = job(**script_variables()).come_back()
     assert not found.assured
@@ -259,7 +316,7 @@ def test_where_nothing_answers_the_command_is_printed(commands: Commands) -> Non
 
 @pytest.mark.parametrize("known", [True, False])
 def test_without_sbatch_or_script_it_is_left_to_the_user(commands: Commands, known: bool) -> None:
-    commands.squeue(T="RUNNING\n")
+    commands.squeue(State="RUNNING 0\n")
     if not known:
         commands.answer("sbatch", "8\n")
     found = job(**(script_variables() if known else {})).come_back()
@@ -283,6 +340,8 @@ def test_a_successor_is_like_the_job(commands: Commands) -> None:
             SLURM_NTASKS="8",
             SLURM_NTASKS_PER_NODE="4",
             SLURM_CPUS_PER_TASK="6",
+            SLURM_GPUS_PER_TASK="1",
+            SLURM_MEM_PER_NODE="4000",
             SLURM_SUBMIT_DIR="/home/me/my runs",
             HPCTRAIN_SUBMISSION="4_3",
             HPCTRAIN_BATCH_ARGUMENTS="my run.toml\n--dir\n/scratch/me/run",  # one per line, as the script says it
@@ -292,7 +351,8 @@ def test_a_successor_is_like_the_job(commands: Commands) -> None:
     assert command[0] == "sbatch"
     assert command[-4:] == ["/home/me/my runs/train.sbatch", "my run.toml", "--dir", "/scratch/me/run"]
     assert set(command[1:-4]) >= {
-        "--parsable", "--dependency=afterany:7", "--open-mode=append", "--export=ALL,HPCTRAIN_SUBMISSION=4_3",
+        "--parsable", "--dependency=afterany:7", "--open-mode=append", "--gpus-per-task=1", "--mem=4000",
+            "--export=ALL,HPCTRAIN_SUBMISSION=4_3,SLURM_RESTART_COUNT=0",
         "--partition=gpu", "--account=physics", "--qos=long", "--job-name=digits 2", "--array=3", "--nodes=2",
         "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=6", "--chdir=/home/me/my runs", "--time=1-00:00:00",
     }  # fmt: skip

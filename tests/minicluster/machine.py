@@ -50,7 +50,7 @@ def traces(name: str) -> list[str]:
     found = [f"host {host}" for host in held_hosts(name)]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"{state}/" in line]
     found += [line for line in _output("losetup", "-a") if f"{state}/" in line]
-    found += [line for line in _output("ip", "-o", "link") if "port-n" in line or "br0" in line]
+    found += [line for line in _output("ip", "-o", "link") if "port-n" in line]
     found += [
         line for line in Path("/proc/net/unix").read_text().splitlines() if f"minicluster-{name}" in line
     ]

@@ -29,12 +29,12 @@ def _parsed(text: str) -> tuple[dict[str, str], list[dict[str, str]]]:
 
 @pytest.mark.parametrize("num_nodes", [1, 3, 200])
 def test_slurm_conf_describes_every_node_once(num_nodes):
-    spec = ClusterSpec(num_nodes=num_nodes, cpus_per_node=7, memory_mib=1000)
+    spec = ClusterSpec(num_nodes=num_nodes, cpus_per_node=7)
     _, described = _parsed(slurm_conf(spec))
     nodes = [entry for entry in described if "NodeName" in entry]
     assert [node["NodeName"] for node in nodes] == spec.nodes
     assert {node["NodeAddr"] for node in nodes} == {spec.address(name) for name in spec.nodes}
-    assert all(node["CPUs"] == "7" and node["RealMemory"] == "1000" for node in nodes)
+    assert all(node["CPUs"] == "7" and node["RealMemory"] == "4096" for node in nodes)
 
 
 def test_slurm_conf_has_the_partitions():
@@ -55,17 +55,20 @@ def test_slurm_conf_says_whether_jobs_may_be_requeued(requeue, said):
     assert settings["SlurmctldHost"] == "head(10.77.0.1)"
 
 
-def test_secrets_are_private_and_differ(tmp_path, monkeypatch):
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_secrets_are_private_and_differ(tmp_path, monkeypatch, umask):
+    """And all else is for everybody, however careless or careful the caller is."""
     monkeypatch.setattr(module, "STATE_ROOT", tmp_path)
     specs = [ClusterSpec("a"), ClusterSpec("b")]
-    before = os.umask(0)  # a careless caller
+    before = os.umask(umask)
     try:
         for spec in specs:
             write_configuration(spec)
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in specs[0].etc_dir.iterdir()}
-    assert modes["munge.key"] == modes["slurmdbd.conf"] == 0o600
+    assert modes.pop("munge.key") == modes.pop("slurmdbd.conf") == 0o600
+    assert modes == dict.fromkeys(("slurm.conf", "cgroup.conf", "hosts", "shellrc"), 0o644)
     assert stat.S_IMODE(specs[0].etc_dir.stat().st_mode) == 0o755
     keys = [(spec.etc_dir / "munge.key").read_bytes() for spec in specs]
     assert len(keys[0]) >= 32

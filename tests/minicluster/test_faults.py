@@ -36,7 +36,7 @@ def test_a_node_without_power_and_one_without_link(cluster, on):
     wait_until(lambda: (shared / "n3").read_text() not in ("", alive), "n3 to go on")
     assert (shared / "n2").read_text() == dead
     assert network.links(cluster.host(HEAD)) == {"n1": "up", "n3": "cut"}
-    with pytest.raises(ConfigError, match=r"host n2 .* is down"):
+    with pytest.raises(ConfigError, match=rf"host n2 .* is down; .*heal-node --name {cluster.name} n2"):
         faults.cut_node(cluster, "n2")
     cluster.await_states(["n2", "n3"], "down*", timeout_s=_DOWN_TIMEOUT_S)
     assert cluster.node_states()["n1"] == "idle"
@@ -54,7 +54,7 @@ def test_a_host_whose_init_dies_loses_everything(cluster, on):
     assert len(processes_in(was)) >= 3  # init, slurmd, sleep
     host.init.kill()
     wait_until(lambda: not processes_in(was) and "n3" not in cluster.hosts(), "everything on n3 to be gone")
-    cluster.start_node("n3")
+    faults.reboot_node(cluster, "n3")  # which switches on what is off
     cluster.start_node("n3")
     cluster.await_states(["n3"], "idle", timeout_s=_DOWN_TIMEOUT_S)
 
@@ -83,13 +83,13 @@ def test_shared_directories_outlive_a_reboot(cluster, tmp_path):
 
 
 def test_a_drained_node_takes_no_job(cluster, on):
-    for reason in ("first reason", "bad memory"):
+    for reason in ("first reason", "bad memory [/b]"):
         faults.drain_node(cluster, "n2", reason)
     assert cluster.node_states()["n2"] == "drain"
     assert "bad memory" in on("head", "sinfo -R")
     answer = cluster.run("srun", "-w", "n2", "--immediate=1", "hostname")
     assert answer.returncode != 0
-    assert "drain" in hpctrain(["minicluster", "status", "--name", cluster.name]).stdout
+    assert "bad memory [/b]" in hpctrain(["minicluster", "status", "--name", cluster.name]).stdout
     answer = hpctrain(["minicluster", "heal-node", "--name", cluster.name, "n2"])
     assert answer.returncode == 0, answer.stderr
     faults.undrain_node(cluster, "n2")
@@ -119,7 +119,6 @@ with socket.create_server(("", 7777)) as server:
 """
 _RECEIVE = """
 import socket, sys, time
-
 deadline = time.monotonic() + 10
 while True:
     try:
@@ -163,7 +162,7 @@ def test_a_slow_link_is_slow_both_ways(cluster):
 
 @pytest.mark.parametrize("rate", ["10", "fast", "0mbit", "10MB", "1mbit; reboot"])
 def test_a_rate_without_a_unit_is_refused(cluster, rate):
-    with pytest.raises(UsageError, match="such as 10mbit"):
+    with pytest.raises(UsageError, match="such as 10mbit, or `full`"):
         faults.slow_link(cluster, "n2", rate)
 
 
@@ -189,6 +188,8 @@ def test_an_urgent_job_preempts(cluster, on):
         faults.nodes_of_job(cluster, job)
     with pytest.raises(UsageError, match="name at least one node"):
         faults.preempt(cluster, [])
+    twice = faults.preempt(cluster, ["n1", "n1"])
+    assert on("head", f"squeue -h -j {twice} -o %D") == "1"
     on("head", "scancel --partition=urgent")
     cluster.await_states(cluster.spec.nodes, "idle", timeout_s=30)
 

@@ -125,7 +125,7 @@ def test_files_of_a_machine_that_was_switched_off_are_removed(name):
     spec.save()
     answer = hpctrain(["minicluster", "status", "--name", name])
     assert answer.returncode == 0, answer.stderr
-    assert "down; " in answer.stdout
+    assert f"down; `hpctrain minicluster down --name {name}` removes" in answer.stdout
     up(spec)
     assert not (spec.shared_dir / "old").exists()
 

@@ -56,8 +56,8 @@ def test_no_path_is_built_from_a_bad_name(name, monkeypatch):
     [
         ("num_nodes", 0, "1 to 200"),
         ("num_nodes", 201, "1 to 200"),
+        ("num_nodes", 1.5, "1 to 200"),
         ("cpus_per_node", 0, "at least 1"),
-        ("memory_mib", 1, "at least 64"),
         ("ssd_mib", 7, "at least 8"),
         ("partitions", {"main": ["n1"]}, "other than main, urgent"),
         ("partitions", {"a b": ["n1"]}, "small letters"),
@@ -86,15 +86,21 @@ def test_the_clusters_that_exist_are_named(root):
     assert cluster_names() == []
     for name in ("b", "a", "Not-One"):
         (root / name).mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"no mini cluster 'c' \(there is: a, b\).*up --name c"):
+    with pytest.raises(ConfigError, match=r"'c' \(there is: a, b\).*up --name c`, or name one of them"):
         load_spec("c")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "null", ""])
-def test_a_torn_description_is_no_cluster(root, content):
+def test_a_torn_description_says_what_removes_it(root, content):
     (root / "a").mkdir(parents=True)
     (root / "a" / "spec.json").write_text(content)
-    with pytest.raises(ConfigError, match="no mini cluster"):
+    with pytest.raises(ConfigError, match=r"spec.json is damaged.*down --name a` removes"):
+        load_spec("a")
+
+
+def test_a_cluster_that_is_only_begun_says_what_removes_it(root):
+    (root / "a").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="down --name a` removes"):
         load_spec("a")
 
 
@@ -104,8 +110,9 @@ def test_a_torn_description_is_no_cluster(root, content):
 def test_a_description_of_another_version_says_what_removes_it(root, content):
     (root / "a").mkdir(parents=True)
     (root / "a" / "spec.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="down --name a"):
+    with pytest.raises(ConfigError, match=r"another version; .*down --name a") as caught:
         load_spec("a")
+    assert "instances" not in str(caught.value)  # Python's words say nothing to who only typed a command
 
 
 def test_what_covers_a_path():
@@ -125,3 +132,5 @@ def test_what_a_run_needs_is_shared_once(tmp_path, monkeypatch):
     assert needed_shares([Path("/etc")]) == [str(link), str(real)]
     with pytest.raises(UsageError, match="no such directory"):
         needed_shares([tmp_path / "missing"])
+    with pytest.raises(UsageError, match="every host has its own"):
+        needed_shares([tmp_path])

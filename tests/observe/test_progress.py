@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.observe.events import EventLog
+from hpctrain.observe import progress as progress_module
+from hpctrain.observe.events import EventLog, EventTail
 from hpctrain.observe.progress import (
     BarProgress,
     LineProgress,
@@ -194,3 +196,83 @@ def test_any_event_can_be_said() -> None:
         == "checkpoint failed: no space"
     )
     assert describe_event({"t": 1, "kind": "stop"}) == "stop: "
+
+
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that events are read from, from now on."""
+    names: list[str] = []
+    read = EventTail.poll
+
+    def poll(tail: EventTail) -> list[dict[str, Any]]:
+        names.append(tail.path.name)
+        return read(tail)
+
+    monkeypatch.setattr(EventTail, "poll", poll)
+    return names
+
+
+def test_files_of_other_ranks_are_read_only_where_they_have_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of them lie on a shared filesystem."""
+    monkeypatch.setattr(progress_module, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(progress_module, "_OTHERS_PER_S", 10**9)
+    logs = [EventLog(tmp_path / f"rank-{rank}.jsonl") for rank in range(4)]
+    for log in logs:
+        log.emit("step", step=1)
+    names = opened(tmp_path, monkeypatch)
+    progress, stream = follow(tmp_path, interval_s=3600)
+    progress.poll()
+    assert names == [f"rank-{rank}.jsonl" for rank in range(4)]
+    names.clear()
+    progress.poll()
+    logs[2].emit("warning", message="uneven lanes")
+    progress.poll()
+    assert [name for name in names if name != "rank-0.jsonl"] == ["rank-2.jsonl"]
+    assert "uneven lanes" in stream.getvalue()
+    with logs[3].path.open("a") as torn:
+        torn.write('{"t": 1, "kind": "warning", ')
+    progress.poll()
+    with logs[3].path.open("a") as torn:
+        torn.write('"message": "no space"}\n')
+    progress.poll()
+    assert "no space" in stream.getvalue()
+    for log in logs:
+        log.close()
+
+
+def test_many_ranks_are_looked_at_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(progress_module, "_OTHERS_PER_S", 10)
+    for rank in range(6):
+        (tmp_path / f"rank-{rank}.jsonl").touch()
+    progress, stream = follow(tmp_path, interval_s=3600)
+    progress.poll()
+    log = EventLog(tmp_path / "rank-5.jsonl")
+    log.emit("warning", message="uneven lanes")
+    log.close()
+    began_s = time.monotonic()
+    while "uneven lanes" not in stream.getvalue():
+        progress.poll()
+        assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s > 0.4, "five others, ten per second"
+
+
+def test_a_filesystem_that_does_not_answer_brings_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "_OTHERS_S", 0.0)
+    log = EventLog(tmp_path / "rank-1.jsonl")
+    log.emit("warning", message="uneven lanes")
+    log.close()
+    progress, stream = follow(tmp_path, interval_s=3600)
+
+    def stale(*_: object) -> None:  # no filesystem here gives ESTALE on demand
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress_module.os, "scandir", stale)
+        progress.poll()
+    assert stream.getvalue() == ""
+    progress.poll()
+    assert "uneven lanes" in stream.getvalue()

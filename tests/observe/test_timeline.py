@@ -19,7 +19,7 @@ from hpctrain.errors import ConfigError, StorageError, UsageError
 from hpctrain.observe.account import Seconds, read_account, read_marks, split_time
 from hpctrain.observe.events import EventLog
 from hpctrain.observe.slurm_state import SlurmState, ask_slurm, parse_sacct, parse_squeue
-from hpctrain.observe.status import RunState, describe_status
+from hpctrain.observe.status import RunState, Status, describe_status
 from hpctrain.observe.story import DIED, RUNNING, UNKNOWN
 from hpctrain.observe.timeline import Timeline, find_run_dir, read_timeline
 from hpctrain.resilience.attempts import (
@@ -361,6 +361,16 @@ def test_running_and_dead(ledger: Ledger) -> None:
     assert describe_status(dead, None).state is RunState.STOPPED
 
 
+def test_only_numbers_are_told_of_the_latest_step(ledger: Ledger) -> None:
+    """Python reads and writes NaN, which is no JSON."""
+    number = ledger.begin()
+    path = attempt_dir(ledger.run_dir, number) / "events" / "rank-0.jsonl"
+    path.write_text('{"kind": "step", "t": NaN, "step": 3, "steps_total": "many", "samples_per_s": 1e999}\n')
+    timeline = ledger.read()
+    assert timeline.latest == {"step": 3}
+    assert timeline.attempts[0].ended_unix_s == BEGAN
+
+
 def test_end_records_are_a_sign_of_life_too(ledger: Ledger) -> None:
     number = ledger.begin()
     record = EndRecord.now(1, FailureClass.PEER, step=4, phase="exchange")
@@ -527,6 +537,20 @@ def test_what_slurm_says_counts_where_no_supervisor_is_at_work(
     assert (found.state, found.reason) == (state, "it was leave")
     assert found.next.startswith(words)
     assert bool(found.next) is bool(words)
+
+
+def test_a_damaged_result_has_to_go(ledger: Ledger) -> None:
+    """A supervisor takes any result for the end of the run."""
+    two_attempts(ledger)
+    result = ledger.run_dir / "result.json"
+    result.write_text("{}")
+    assert describe_status(ledger.read(), None) == Status(RunState.FINISHED, "finished", "", f"see {result}")
+    result.write_text("{")
+    found = describe_status(ledger.read(), None)
+    assert found.headline == "finished, but its result is damaged"
+    assert found.next == (
+        f"remove {result}, and run the same command again: it goes on from step-000000020-a0002"
+    )
 
 
 def test_a_failure_comes_with_advice(ledger: Ledger) -> None:

@@ -104,6 +104,9 @@ class FakeJob:
     def is_alive(self, job: str) -> bool | None:
         return None
 
+    def keep_script(self, run_dir: Path) -> None:
+        pass
+
     def come_back(self) -> Comeback:
         self.come_backs += 1
         return Comeback(self._assured, f"job {self.id} {'comes' if self._assured else 'cannot come'} back")

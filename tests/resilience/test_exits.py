@@ -141,3 +141,12 @@ def test_among_equals_the_earliest_decides() -> None:
 def test_order_of_gravity_is_that_of_the_design() -> None:
     order = ["user", "hang", "io", "bug", "killed", "other", "peer", "leave", "done"]
     assert sorted(FailureClass, key=lambda item: item.gravity) == order
+
+
+def test_a_file_that_cannot_be_read_is_shown_to_who_looks_once(tmp_path: Path) -> None:
+    """Who looks again will find it then; `known` records are taken as they are."""
+    (tmp_path / "ranks" / "2.json").mkdir(parents=True)  # EISDIR, for root too
+    assert "not an end record" in read_end_records(tmp_path)[2].message
+    assert read_end_records(tmp_path, {}) == {}
+    known = {5: EndRecord.now(5, FailureClass.DONE, step=1, phase="compute")}
+    assert read_end_records(tmp_path, known) == known

@@ -136,3 +136,22 @@ def test_the_pid_namespace_is_the_same_for_relatives_only() -> None:
     if os.getuid() != 0:
         pytest.skip("a pid namespace of its own takes root: run as root")
     assert say("unshare", "--pid", "--fork") not in ("", pid_namespace())
+
+
+def test_a_family_that_is_spared_lives_on() -> None:
+    descendants = Descendants()
+    spared, grandchild = family("stay")
+    child, _ = family("stay")
+    try:
+        for process in (spared, child):
+            descendants.started(process.pid)
+        descendants.spare(spared.pid)
+        descendants.end_all()
+        assert child.wait(20) == -signal.SIGKILL
+        assert spared.poll() is None
+        assert not is_gone(grandchild)
+    finally:
+        for pid in (grandchild, spared.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert spared.wait(20) == -signal.SIGKILL
+    descendants.end_all()  # one that has ended is no obstacle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -19,8 +20,9 @@ from hpctrain.observe.progress import LineProgress
 from hpctrain.resilience.attempts import StartRecord, list_attempts, next_attempt, write_start
 from hpctrain.resilience.exits import FailureClass
 from hpctrain.resilience.launching import Launcher, Placement
-from hpctrain.resilience.lease import JobIdentity, Lease
+from hpctrain.resilience.lease import JobIdentity, Lease, LeaseLostError
 from hpctrain.resilience.rundir import adopt_config, open_run_dir
+from hpctrain.resilience.scratch import scratch_prefix
 from hpctrain.resilience.supervisor import Supervisor
 from tests.resilience.conftest import WORKER, FakeJob, Lines, ends, make_config, wait_for_step
 
@@ -193,7 +195,10 @@ def test_leaving_without_progress_three_times_stops(
     assert "gave up after 3 attempts: the last 3 attempts committed no newer step" in lines.text
 
 
-def test_a_walltime_within_the_margin_does_not_loop_either(tmp_path: Path, supervise: Supervise) -> None:
+def test_a_walltime_within_the_margin_does_not_loop_either(
+    tmp_path: Path, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKER_COMMITS", "no")  # on a busy machine a rank gets to a step before it is killed
     jobs = [FakeJob(left_s=1.0, restart=restart) for restart in range(3)]
     codes = [supervise(job=job, leave_margin_s=3.0) for job in jobs]
     assert codes[:2] == [75, 75]
@@ -319,3 +324,34 @@ def test_without_a_queue_they_are_an_error(
     monkeypatch.setenv("WORKER_STEPS", "5")
     with pytest.raises(HangError, match="does not end"):
         shrink(tmp_path, lines, Shrinking([], immortal=True), None)
+
+
+def test_a_supervisor_deposed_while_it_looked_for_nodes_touches_nothing(
+    tmp_path: Path, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host was cut off and healed: the job's next start owns the run, and what is on the nodes is that one's."""
+    monkeypatch.setenv("HPCTRAIN_FAULTS", "kill@step:rank=1,step=7,attempt=1")
+    job, cleaned = FakeJob(), []
+    real_place, real_clean = LocalLauncher.place, LocalLauncher.clean
+    later_start = Lease(tmp_path / "run", JobIdentity("7", 1))
+
+    def place(self: LocalLauncher, run_dir: Path, config: RunConfig, *, again: bool) -> Placement | None:
+        if not again:
+            return real_place(self, run_dir, config, again=again)
+        later_start.acquire()
+        return None  # which would be a reason to requeue
+
+    def clean(self: LocalLauncher, run_dir: Path) -> None:
+        cleaned.append(list_attempts(run_dir)[-1].end)
+        real_clean(self, run_dir)
+
+    monkeypatch.setattr(LocalLauncher, "place", place)
+    monkeypatch.setattr(LocalLauncher, "clean", clean)
+    with later_start, pytest.raises(LeaseLostError, match="owned by another supervisor"):
+        supervise(job=job)
+    assert job.come_backs == 0
+    assert cleaned == [None], "before the only launch, and never again"
+    for path in Path("/tmp").glob(f"{scratch_prefix(tmp_path / 'run')}*"):
+        shutil.rmtree(path)
+    for path in Path("/dev/shm").glob(f"{scratch_prefix(tmp_path / 'run')}*"):
+        shutil.rmtree(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import subprocess
@@ -120,3 +121,37 @@ def test_ranks_that_never_start(tmp_path: Path, rank: Callable[[int], object]) -
     rank(0)
     assert stays_quiet(watch(tmp_path))
     assert "only 1 of 2 ranks started" in verdict_of(watch(tmp_path, start_timeout_s=0.2))
+
+
+@pytest.mark.parametrize("name", ["read_end_records", "started_ranks"])
+def test_a_filesystem_that_does_not_answer_brings_nothing_new(
+    tmp_path: Path, rank: Callable[[int], object], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And does not stop the clock for what was seen before."""
+
+    def stale(*_: object) -> None:  # no filesystem here gives ESTALE on demand
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    rank(0), rank(1)
+    found = watch(tmp_path)
+    assert found.overdue() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(wait, name, stale)
+        assert stays_quiet(found)
+    record(tmp_path, 0, FailureClass.HANG)
+    wait_until(lambda: found.overdue() is None and "broken" in found._since)
+    monkeypatch.setattr(wait, name, stale)
+    assert "rank 0 ended" in verdict_of(found)
+
+
+def test_a_record_that_cannot_be_read_now_is_read_later(
+    tmp_path: Path, rank: Callable[[int], object]
+) -> None:
+    rank(0), rank(1)
+    path = tmp_path / "ranks" / "0.json"
+    path.mkdir()  # EISDIR, for root too
+    found = watch(tmp_path)
+    assert stays_quiet(found)
+    path.rmdir()
+    record(tmp_path, 0, FailureClass.HANG)
+    assert "rank 0 ended" in verdict_of(found)

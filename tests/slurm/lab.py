@@ -16,6 +16,7 @@ import psutil
 
 from hpctrain.minicluster.cluster import Cluster
 from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, Attempt, list_attempts, read_json
+from hpctrain.resilience.scratch import scratch_prefix
 from tests.support import ROOT
 from tests.toy import toy_run
 
@@ -147,11 +148,9 @@ class Lab:
         """The ledger."""
         return list_attempts(run_dir or self.run_dir)
 
-    def endings(self) -> list[tuple[str, int]]:
-        """Class and lost steps of each attempt: what the next one began from, less what this one had done."""
-        return [
-            ("died" if item.end is None else str(item.end.failure), item.number) for item in self.attempts()
-        ]
+    def endings(self) -> list[str]:
+        """The class of each attempt, the oldest first; `died` where its supervisor left no end record."""
+        return ["died" if item.end is None else str(item.end.failure) for item in self.attempts()]
 
     def log(self) -> str:
         """What the supervisors said."""
@@ -177,8 +176,12 @@ class Lab:
         return "\n".join(parts)
 
     def nothing_is_left(self) -> None:
-        """No process of this scenario's runs is left on any node that is up (pids of all hosts are seen from here)."""
+        """Of this scenario's runs, no process (those of all hosts are seen from here) and no shared memory is left."""
         self.until("all processes to end", lambda: not processes_below(self.folder), 60)
+        for run_dir in self.folder.glob("**/attempts"):
+            for host in set(self.cluster.hosts()) & set(self.cluster.spec.partitions[self.partition]):
+                found = self.cluster.run("ls", "/dev/shm", host=host).stdout
+                assert scratch_prefix(run_dir.parent) not in found, f"{host}: {found}"
 
     def nodes_are_idle(self, *nodes: str) -> None:
         """Slurm calls these nodes idle."""

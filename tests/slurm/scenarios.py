@@ -41,11 +41,6 @@ def scenario(nodes: int = 0) -> Callable[[Play], Play]:
     return register
 
 
-def classes(lab: Lab) -> list[str]:
-    """How the attempts ended, the oldest first."""
-    return [kind for kind, _ in lab.endings()]
-
-
 def lost_steps(lab: Lab) -> int:
     """Steps of attempt 1 that attempt 2 had to do again, from what rank 0 said last."""
     second = lab.attempts()[1]
@@ -70,7 +65,7 @@ def warning_before_the_walltime(lab: Lab, digest: str) -> None:
     assert "SIGUSR1:" in lab.log(), lab.report()
     assert "s are left of the job; saving before its end" in lab.log(), lab.report()
     assert "left on the end of the job's time" in lab.log(), lab.report()
-    assert (classes(lab)[0], facts.restarts) == ("leave", len(classes(lab)) - 1), lab.report()
+    assert (lab.endings()[0], facts.restarts) == ("leave", len(lab.endings()) - 1), lab.report()
     assert lost_steps(lab) == 0, lab.report()
 
 
@@ -80,7 +75,7 @@ def walltime_without_a_warning(lab: Lab, digest: str) -> None:
     job = lab.submit("--time=1", "--signal=B:URG@1", sleep_s=0.35)
     facts = lab.finish(job, digest)
     assert "SIGUSR1:" not in lab.log(), lab.report()
-    assert (classes(lab)[0], facts.restarts) == ("leave", len(classes(lab)) - 1), lab.report()
+    assert (lab.endings()[0], facts.restarts) == ("leave", len(lab.endings()) - 1), lab.report()
     assert lost_steps(lab) == 0, lab.report()
 
 
@@ -105,7 +100,7 @@ def signal_to_the_steps(lab: Lab, digest: str) -> None:
     lab.slurm("scancel", "-s", "USR1", job)
     lab.slurm("scancel", "-s", "USR1", job)  # a second one during the save changes nothing
     facts = lab.finish(job, digest)
-    assert (classes(lab), facts.restarts) == (["leave", "done"], 1), lab.report()
+    assert (lab.endings(), facts.restarts) == (["leave", "done"], 1), lab.report()
     assert lost_steps(lab) == 0, lab.report()
     assert read_json(lab.attempts()[1].path / "start.json")["restart"] == 1, lab.report()
 
@@ -124,7 +119,7 @@ def signal_to_the_batch_script(lab: Lab, digest: str) -> None:
     assert (successor.job != job, successor.submission) == (True, job), lab.report()
     assert lab.facts(job).restarts == 0, lab.report()
     lab.finish(successor.job, digest)
-    assert (classes(lab), lost_steps(lab)) == (["leave", "done"], 0), lab.report()
+    assert (lab.endings(), lost_steps(lab)) == (["leave", "done"], 0), lab.report()
 
 
 @scenario()
@@ -144,12 +139,12 @@ def requeue_is_forbidden(lab: Lab, digest: str) -> None:
 @scenario(nodes=2)
 def preemption(lab: Lab, digest: str) -> None:
     """A job of a higher partition takes the nodes: the state is saved in the grace time, and nothing is lost."""
-    job = lab.submit("--exclusive", sleep_s=0.2)
-    lab.until_step(12)
+    job = lab.submit("--exclusive", "--time=9", sleep_s=0.6)  # a short limit must not be mistaken for the end
+    lab.until_step(5)
     urgent = faults.preempt(lab.cluster, faults.nodes_of_job(lab.cluster, job), 5)
     lab.until("the urgent job to start", lambda: lab.facts(urgent).state in ("RUNNING", "COMPLETED"))
     facts = lab.finish(job, digest)
-    assert (classes(lab), facts.restarts) == (["leave", "done"], 1), lab.report()
+    assert (lab.endings(), facts.restarts) == (["leave", "done"], 1), lab.report()
     assert lost_steps(lab) == 0, lab.report()
 
 
@@ -180,7 +175,7 @@ def two_jobs_on_one_run_directory(lab: Lab, digest: str) -> None:
     assert (facts.state, facts.exit_code, facts.restarts) == ("FAILED", 78, 0), lab.report()
     assert f"in use by Slurm job {job}" in lab.log(), lab.report()
     lab.finish(job, digest)
-    assert classes(lab) == ["done"], lab.report()
+    assert lab.endings() == ["done"], lab.report()
 
 
 @scenario()
@@ -228,7 +223,7 @@ def a_rank_is_killed_under_mpirun(lab: Lab, digest: str) -> None:
         environment={"HPCTRAIN_LAUNCHER": "mpirun", "HPCTRAIN_CONTAINER": "env CONTAINED=1"},
     )
     lab.finish(job, digest)
-    assert classes(lab) == ["killed", "done"], lab.report()
+    assert lab.endings() == ["killed", "done"], lab.report()
 
 
 @scenario(nodes=2)
@@ -244,7 +239,7 @@ def slurmctld_restarts(lab: Lab, digest: str) -> None:
     finally:
         faults.restart_controller(lab.cluster)
     facts = lab.finish(job, digest)
-    assert (classes(lab), facts.restarts) == (["killed", "done"], 0), lab.report()
+    assert (lab.endings(), facts.restarts) == (["killed", "done"], 0), lab.report()
 
 
 @scenario()
@@ -253,7 +248,7 @@ def a_bug_of_the_user(lab: Lab, digest: str) -> None:
     job = lab.submit(task_bad_step=9)
     facts = lab.until_over(job)
     assert (facts.state, facts.exit_code, facts.restarts) == ("FAILED", 65, 0), lab.report()
-    assert classes(lab) == ["user"], lab.report()
+    assert lab.endings() == ["user"], lab.report()
     assert "not finite" in lab.log(), lab.report()
     lab.nothing_is_left()
 
@@ -264,7 +259,7 @@ def an_exception_in_every_attempt(lab: Lab, digest: str) -> None:
     job = lab.submit(faults="raise@step:rank=1,step=3", resilience__max_no_progress=2)
     facts = lab.until_over(job)
     assert (facts.state, facts.exit_code, facts.restarts) == ("FAILED", 70, 0), lab.report()
-    assert classes(lab) == ["bug", "bug"], lab.report()
+    assert lab.endings() == ["bug", "bug"], lab.report()
     lab.nothing_is_left()
 
 
@@ -342,7 +337,8 @@ def the_batch_host_dies(lab: Lab, digest: str) -> None:
     faults.kill_node(lab.cluster, dead)
     facts = lab.finish(job, digest)
     assert facts.restarts == 1, lab.report()
-    assert classes(lab) == ["died", "done"], lab.report()
+    assert lab.endings() == ["died", "done"], lab.report()
+    assert f"is no longer a node of job {job}" in (lab.run_dir / "deputy.log").read_text(), lab.report()
     assert "took over from another supervisor (host " in lab.log(), lab.report()
     faults.heal_node(lab.cluster, dead)
 
@@ -358,7 +354,7 @@ def the_network_is_cut(lab: Lab, digest: str) -> None:
     lab.until("the zombie to notice", lambda: "another supervisor" in lab.log(), 60)
     facts = lab.finish(job, digest)
     assert facts.restarts == 1, lab.report()
-    assert (classes(lab)[0], classes(lab)[-1]) == ("died", "done"), lab.report()
+    assert (lab.endings()[0], lab.endings()[-1]) == ("died", "done"), lab.report()
     faults.heal_node(lab.cluster, host)
 
 
@@ -383,7 +379,7 @@ def the_ssd_is_full(lab: Lab, digest: str) -> None:
         faults.fill_disk(lab.cluster, node)
     job = lab.submit("--nodes=2")
     lab.finish(job, digest)
-    assert classes(lab) == ["done"], lab.report()
+    assert lab.endings() == ["done"], lab.report()
     assert lab.log().lower().count("no space") == 1, lab.report()
     for node in nodes:
         faults.heal_node(lab.cluster, node)

@@ -58,13 +58,15 @@ def create_archive(out: Path, prefix: Path, progress: Progress = lambda done, to
     Raises:
         ConfigError: `prefix` is no virtual environment that can be moved.
         StorageError: a file cannot be read, or the archive cannot be written.
-        UsageError: `out` lies inside the environment.
+        UsageError: `out` lies inside the environment, or in no directory.
     """
     environment = probe_environment(prefix.absolute())
     if out.resolve().is_relative_to(environment.prefix.resolve()):
         raise UsageError(
             f"{out} lies in the environment that it is to hold; choose a place outside of {prefix}"
         )
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out}: there is no directory {out.parent}: make it")
     contents = list_contents(environment)
     header = _make_header(environment, contents)
     mender = Mender(environment.prefix, tuple(site_names(environment)))

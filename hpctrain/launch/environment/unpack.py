@@ -47,14 +47,14 @@ def unpack_archive(
     again after a kill.
 
     Raises:
-        UsageError: `directory` names a variable that is not set.
+        UsageError: there is no such archive, or `directory` names a variable that is not set.
         ConfigError: the node lacks the base interpreter, or the folder belongs to somebody else.
         DataError: the archive is damaged, or not one.
         StorageError: it cannot be read, or the disk is full or broken; nothing is left then.
         HangError: another process has been unpacking for longer than `lock_timeout_s`.
     """
     try:
-        with archive.open("rb") as file:
+        with _open(archive) as file:
             header = read_header(file)
             _check_interpreter(archive, header)
             folder = _private_folder(expand(directory))
@@ -67,8 +67,20 @@ def unpack_archive(
     except OSError as error:
         if isinstance(error, HpctrainError):
             raise
-        raise StorageError(error.errno, f"{archive} to {directory}: {error}") from error
+        raise StorageError(
+            f"unpacking to {directory}: {error.filename or archive}: {error.strerror or error}; mend that and run again"
+        ) from error
     return target / "bin" / "python"
+
+
+def _open(archive: Path) -> BinaryIO:
+    try:
+        return archive.open("rb")
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{archive}: no such archive on {socket.gethostname()}; make it with `hpctrain env-archive create`, on a "
+            "filesystem that the nodes see"
+        ) from error
 
 
 def expand(directory: str) -> Path:
