@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from hpctrain.config import RunConfig
 from hpctrain.errors import ConfigError, HangError
-from hpctrain.launch import deputy_post, slurm, sweep
+from hpctrain.launch import deputy_post, slurm, slurm_ranks, sweep
 from hpctrain.launch.hostlist import expand_counts, expand_nodes
 from hpctrain.launch.mpi import Mpi
-from hpctrain.launch.slurm import SlurmLauncher, SlurmRanks
+from hpctrain.launch.slurm import SlurmLauncher
 from hpctrain.launch.slurm_job import SlurmJob
+from hpctrain.launch.slurm_ranks import SlurmRanks
 from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir, next_attempt
 from hpctrain.resilience.launching import Placement
 from hpctrain.resilience.processes import RankProcess
@@ -402,7 +403,7 @@ def test_ranks_are_asked_to_leave_once_all_can_take_it(begin: Begin, tmp_path: P
 
 
 def test_a_node_failure_is_read_off_the_log(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "_LOOK_S", 0.0)
+    monkeypatch.setattr(slurm_ranks, "_LOOK_S", 0.0)
     ranks = begin("echo 'srun: error: Node failure on n2' >&2; exec sleep 60")
     try:
         wait_until(ranks.lost_node)
@@ -472,7 +473,7 @@ def test_files_that_cannot_be_listed_now_do_not_end_the_supervisor(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     ranks = begin("exec sleep 60")
-    monkeypatch.setattr(slurm, "started_ranks", stale)
+    monkeypatch.setattr(slurm_ranks, "started_ranks", stale)
     ranks.ask_to_leave()
     ranks.end()
     assert ranks.process.wait(20) == -signal.SIGKILL
@@ -505,7 +506,7 @@ def test_a_step_says_its_gpus_where_the_job_said_only_their_sum(
 def test_a_deputy_on_a_node_that_failed_is_replaced_while_ranks_run(
     begin: Begin, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "_LOOK_S", 0.0)
+    monkeypatch.setattr(slurm_ranks, "_LOOK_S", 0.0)
     ranks = begin("echo 'srun: error: Node failure on n3' >&2; exec sleep 60", SLURMD_NODENAME="n1")
     try:
         wait_until(ranks.lost_node)

@@ -95,9 +95,10 @@ def walltime_too_short_for_a_step(lab: Lab, digest: str) -> None:
 @scenario()
 def signal_to_the_steps(lab: Lab, digest: str) -> None:
     """`scancel -s USR1` reaches the ranks and not the batch script: they leave, the job is requeued once."""
-    job = lab.submit(sleep_s=0.2)
+    job = lab.submit(sleep_s=0.2, faults="sleep@checkpoint.write:rank=0,attempt=1,s=3")
     lab.until_step(12)
     lab.slurm("scancel", "-s", "USR1", job)
+    time.sleep(2)  # the step at hand is done, and the save takes 3 s
     lab.slurm("scancel", "-s", "USR1", job)  # a second one during the save changes nothing
     facts = lab.finish(job, digest)
     assert (lab.endings(), facts.restarts) == (["leave", "done"], 1), lab.report()
