@@ -198,8 +198,8 @@ class Lease:
                     return owner
         if not locked:
             raise in_use(self._run_dir, owner)
-        # The lock of a process of this boot ended with it.
-        if owner is not None and owner.boot_id != self._owner.boot_id:
+        # The lock of a process of this boot ended with it, where there are locks.
+        if owner is not None and (owner.boot_id != self._owner.boot_id or not self._lock.is_real):
             self._refuse_if_heart_beats(owner)
         return owner
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -11,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.errors import StorageError
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Lustre mounted without `-o flock`, NFS without its lock service."""
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _POLL_S = 0.02
@@ -22,6 +26,8 @@ class LockFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
+        self.is_real = True
+        """False where the filesystem has no locks: then every taker gets one, and it says nothing about others."""
 
     @property
     def is_held(self) -> bool:
@@ -32,7 +38,11 @@ class LockFile:
         """Take the lock if no process holds it. Raises `StorageError` where there can be no lock."""
         while True:
             descriptor = _open(self._path, _FLAGS)
-            taken = _try_lock(self._path, descriptor)
+            try:
+                taken = self._try_lock(descriptor)
+            except StorageError:
+                os.close(descriptor)
+                raise
             # Between opening and locking the file may have been replaced: what counts is the lock of the one there now.
             if _is_at(self._path, descriptor):
                 break
@@ -52,14 +62,25 @@ class LockFile:
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         descriptor = _open(temporary, _FLAGS | os.O_EXCL)
         try:
-            _try_lock(temporary, descriptor)
+            self._try_lock(descriptor)
             os.replace(temporary, self._path)
         except OSError as error:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            raise _failure(self._path, error) from error
+            raise error if isinstance(error, StorageError) else _failure(self._path, error) from error
         self._descriptor = descriptor
+
+    def _try_lock(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise _failure(self._path, error) from error
+            self.is_real = False
+        return True
 
     def is_replaced(self) -> bool:
         """Whether the lock held here is that of a file which is no longer at the path."""
@@ -95,17 +116,6 @@ def _open(path: Path, flags: int) -> int:
         return os.open(path, flags, 0o644)
     except OSError as error:
         raise _failure(path, error) from error
-
-
-def _try_lock(path: Path, descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # ENOSYS, ENOLCK: Lustre mounted without -o flock, NFS without its lock service
-        os.close(descriptor)
-        raise _failure(path, error) from error
-    return True
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

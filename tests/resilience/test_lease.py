@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import select
@@ -514,3 +516,34 @@ def test_late_writes_of_zombies_cost_the_owner_nothing(
                 with pytest.raises(LeaseLostError):
                     zombie.check()
             zombie.release()
+
+
+def test_without_locks_the_heartbeat_decides_on_one_host_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre mounted without `-o flock`; no such filesystem is here, so flock is made to say what it says there."""
+
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    first = Lease(tmp_path)
+    assert first.acquire() is None
+    stop = threading.Event()
+
+    def live() -> None:
+        while not stop.wait(0.05):
+            first._beaten_s = 0.0  # as if its five seconds were over
+            first.beat()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        with pytest.raises(ConfigError, match="in use by"):
+            Lease(tmp_path, observe_s=2.0).acquire()
+    finally:
+        stop.set()
+        thread.join(10)
+    dead = Lease(tmp_path, observe_s=0.3).acquire()
+    assert dead is not None
+    assert dead.pid == os.getpid()

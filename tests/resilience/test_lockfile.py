@@ -83,14 +83,29 @@ def test_a_section_that_another_never_leaves(tmp_path: Path) -> None:
         pass
 
 
-def test_where_there_are_no_locks_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every filesystem of a test machine has flock; Lustre without `-o flock` answers so."""
+def test_a_lock_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No filesystem of a test machine fails at flock."""
+
+    def unknown(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    with pytest.raises(StorageError, match=r"lock: cannot be made and locked: Input/output.*another --dir"):
+        LockFile(tmp_path / "lock").try_take()
+    with pytest.raises(StorageError):
+        LockFile(tmp_path / "missing" / "lock").replace()
+
+
+def test_where_there_are_no_locks_everybody_gets_one_that_is_not_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre mounted without `-o flock` answers so, and there is none here."""
 
     def unknown(_descriptor: int, _operation: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", unknown)
-    with pytest.raises(StorageError, match=r"lock: cannot be made and locked: Function not.*another --dir"):
-        LockFile(tmp_path / "lock").try_take()
-    with pytest.raises(StorageError):
-        LockFile(tmp_path / "missing" / "lock").replace()
+    first, second = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
+    assert first.try_take()
+    assert second.try_take()
+    assert not (first.is_real or second.is_real)
