@@ -122,15 +122,18 @@ def end_hosts(name: str, hosts: Sequence[str] | None = None) -> int:
     return len(ended)
 
 
-# A parent outside the host's processes has number 0; once it has died, init (1) is the parent, and no signal will come.
-_EXEC_IF_PARENT_LIVES = '[ "$PPID" -eq 0 ] && exec "$@"'
+def command_inside(
+    host: Host, command: Sequence[str], directory: str | Path = "/", limit_s: float | None = None
+) -> list[str]:
+    """The command line that runs `command` on a host. It dies with the process that was started from it.
 
-
-def command_inside(host: Host, command: Sequence[str], directory: str | Path = "/") -> list[str]:
-    """The command line that runs `command` on a host. It dies with the process that was started from it."""
+    With a limit it ends by itself, too: where that process is killed in its first moments, before its child has asked
+    to die with it, the child would go on.
+    """
     enter = ["nsenter", "-t", str(host.init.pid), "-n", "-m", "-u", "-p", "-r", "--"]
-    dying = ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", _EXEC_IF_PARENT_LIVES, "sh"]
-    return [*enter, *dying, "env", f"--chdir={directory}", "--", *command]
+    bounded = [] if limit_s is None else ["timeout", "--signal=KILL", f"{limit_s:g}"]
+    dying = ["setpriv", "--pdeathsig", "KILL", "--"]
+    return [*enter, *bounded, *dying, "env", f"--chdir={directory}", "--", *command]
 
 
 def environment_inside() -> dict[str, str]:
@@ -145,7 +148,7 @@ def run_inside(
     """Run a command on a host and return what it said. Raises `HangError` after `timeout_s`."""
     try:
         return subprocess.run(
-            command_inside(host, command, options.pop("cwd", "/")),
+            command_inside(host, command, options.pop("cwd", "/"), timeout_s + 1),
             timeout=timeout_s,
             capture_output=True,
             text=True,

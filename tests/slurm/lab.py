@@ -132,12 +132,14 @@ class Lab:
         """Wait until a job has ended for good."""
         return self.until(f"the end of job {job}", lambda: (f := self.facts(job)).state in _OVER and f)
 
-    def finish(self, job: str, digest: str, run_dir: Path | None = None) -> JobFacts:
+    def finish(
+        self, job: str, digest: str, run_dir: Path | None = None, *, cancelled_before: bool = False
+    ) -> JobFacts:
         """Wait until the job has ended, with the weights it would have had; nothing of it is left."""
         facts = self.until_over(job)
         assert facts.state == "COMPLETED", self.report()
         assert self.result(run_dir)["state_digest"] == digest, self.report()
-        self.nothing_is_left()
+        self.nothing_is_left(shared_memory=not cancelled_before)
         return facts
 
     def result(self, run_dir: Path | None = None) -> dict[str, Any]:
@@ -175,9 +177,15 @@ class Lab:
             ]
         return "\n".join(parts)
 
-    def nothing_is_left(self) -> None:
-        """Of this scenario's runs, no process (those of all hosts are seen from here) and no shared memory is left."""
+    def nothing_is_left(self, shared_memory: bool = True) -> None:
+        """Of this scenario's runs, no process (those of all hosts are seen from here) and no shared memory is left.
+
+        A job that is cancelled gets no further job step: what its ranks leave in the shared memory of other nodes stays
+        until the run comes by again.
+        """
         self.until("all processes to end", lambda: not processes_below(self.folder), 60)
+        if not shared_memory:
+            return
         for run_dir in self.folder.glob("**/attempts"):
             for host in set(self.cluster.hosts()) & set(self.cluster.spec.partitions[self.partition]):
                 found = self.cluster.run("ls", "/dev/shm", host=host).stdout

@@ -157,12 +157,12 @@ def cancelled_by_the_user(lab: Lab, digest: str) -> None:
     lab.slurm("scancel", job)
     facts = lab.until_over(job)
     assert (facts.state, facts.restarts) == ("CANCELLED", 0), lab.report()
-    lab.nothing_is_left()
+    lab.nothing_is_left(shared_memory=False)
     time.sleep(25)  # longer than a requeue takes here
     assert lab.facts(job).state == "CANCELLED", lab.report()
     assert len(lab.attempts()) == 1, lab.report()
     again = lab.submit(sleep_s=0.2)
-    lab.finish(again, digest)
+    lab.finish(again, digest, cancelled_before=True)
     assert read_json(lab.attempts()[1].path / "restored.json")["step"] >= 10, lab.report()
 
 
