@@ -25,7 +25,7 @@ _SIDE_BY_SIDE = int(os.environ.get("HPCTRAIN_TEST_SCENARIOS", "5"))
 
 @pytest.fixture(scope="session")
 def selected(request: pytest.FixtureRequest) -> list[str]:
-    """The scenarios that this session is going to ask for, in order."""
+    """The selected scenarios, in order."""
     calls = [getattr(item, "callspec", None) for item in request.session.items]
     return [
         call.params["name"] for call in calls if call is not None and call.params.get("name") in SCENARIOS
