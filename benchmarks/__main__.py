@@ -40,7 +40,7 @@ Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, max=4, help="MPI ran
 
 app = typer.Typer(
     name="benchmarks",
-    help="Measure on this machine: storage and precision settings, and how soon a run recovers.",
+    help="Measure on this machine: storage and precision settings, the reader, and how soon a run recovers.",
     epilog="Example: python -m benchmarks storage --quick --json storage.json --markdown storage.md",
     no_args_is_help=True,
     add_completion=False,
@@ -115,6 +115,29 @@ def recovery(
     config = QUICK if quick else RecoveryConfig()
     _benchmark(
         "recovery", lambda work, report, say: run_recovery(config, work, report, say), None, json, markdown
+    )
+
+
+@app.command()
+def reader(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Less data, few repetitions: ends within two minutes.")
+    ] = False,
+    json: Json = None,
+    markdown: Markdown = None,
+    folder: Folder = None,
+) -> None:
+    """The loader against the codec alone, h5py and other loaders, on pictures and fields: is every bar met?
+
+    Peers (hidefix, MosaicML Streaming, WebDataset, zarr) are measured where they are installed.
+
+    Example: python -m benchmarks reader --quick --json reader.json
+    """
+    from benchmarks.reader import QUICK, ReaderConfig, run_reader
+
+    config = QUICK if quick else ReaderConfig()
+    _benchmark(
+        "reader", lambda work, report, say: run_reader(config, work, report, say), folder, json, markdown
     )
 
 

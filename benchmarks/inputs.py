@@ -17,7 +17,8 @@ from hpctrain.errors import DataError
 
 CIFAR: Final = ROOT.parent / "shared" / "data" / "cifar10-jpeg.tar"
 """CIFAR-10 as JPEG files, where it lies beside the checkout."""
-_CIFAR_TEST_PICTURES: Final = 10_000
+_CIFAR_TEST_PICTURES: Final = 10_000  # the first, sorted by class
+_CIFAR_PICTURES: Final = 60_000
 _SIDE: Final = 32
 _SPECTRUM_SLOPE: Final = -1.0  # amplitudes of natural pictures fall as 1/f (Field 1987)
 _FIELD_SLOPE: Final = -2.0  # smoother, as solutions of differential equations are
@@ -40,21 +41,26 @@ def pictures(count: int, archive: Path = CIFAR) -> tuple[Pictures, str]:
     if len(found) < count:
         raise DataError(
             f"{archive}: {len(found)} of {count} pictures could be taken, for it holds fewer than "
-            f"{_CIFAR_TEST_PICTURES}; put the whole archive there, or remove it to use synthetic pictures"
+            f"{_num_among(count)}; put the whole archive there, or remove it to use synthetic pictures"
         )
     return np.stack(found), f"{count} CIFAR-10 pictures of all classes (JPEG, decoded), 32 x 32 RGB"
 
 
+def _num_among(count: int) -> int:
+    """Of how many pictures in the archive `count` are taken: the first part alone is read where it has enough."""
+    return _CIFAR_TEST_PICTURES if count <= _CIFAR_TEST_PICTURES else _CIFAR_PICTURES
+
+
 def _decoded(archive: Path, count: int) -> Iterator[Pictures]:
-    """Pictures spread evenly over the first 10,000 of the archive, which are sorted by class."""
-    wanted = {number * _CIFAR_TEST_PICTURES // count for number in range(count)}
-    seen = -1
+    """Pictures spread evenly over the archive, whose parts are sorted by class."""
+    wanted = {number * _num_among(count) // count for number in range(count)}
+    last, seen = max(wanted, default=-1), -1
     with tarfile.open(archive) as tar:
         for member in tar:
             if not (member.isfile() and member.name.endswith(".jpg")):
                 continue
             seen += 1
-            if seen > max(wanted):
+            if seen > last:
                 return
             stream = tar.extractfile(member) if seen in wanted else None
             if stream is not None:

@@ -16,6 +16,8 @@ from typing import Final
 from benchmarks.harness import Values
 from hpctrain.data.loader import Loader, StepBatches
 from hpctrain.data.plan import Plan
+from hpctrain.h5.chunks import Allocate, fresh
+from hpctrain.h5.filters import Buffer
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.packed import PackedSet
 from hpctrain.h5.reader import FileSource, Ragged
@@ -38,10 +40,10 @@ class TimedSource(FileSource):
         self.seconds = 0.0
         self._adding = threading.Lock()
 
-    def read(self, index: ChunkIndex, chunk: int) -> bytes:
+    def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
         """As `FileSource.read`."""
         begun_s = time.perf_counter()
-        stored = super().read(index, chunk)
+        stored = super().read(index, chunk, allocate)
         with self._adding:
             self.seconds += time.perf_counter() - begun_s
         return stored

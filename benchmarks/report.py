@@ -33,7 +33,8 @@ class Table:
 class Report:
     """The outcome of one benchmark.
 
-    `advice` is one sentence per question, each derived from the figures by the rule that `rules` states.
+    `advice` is one sentence per question, each derived from the figures by the rule that `rules` states. `bars`: what
+    was to be reached and what was, as JSON values, where a benchmark has any.
     """
 
     benchmark: str
@@ -44,6 +45,7 @@ class Report:
     advice: list[str] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    bars: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def ended(self) -> Ended:
@@ -69,6 +71,7 @@ class Report:
             "notes": self.notes,
             "environment": self.environment,
             "config": self.config,
+            **({"bars": self.bars} if self.bars else {}),
             "measurements": {name: measurement_document(part) for name, part in self.measurements.items()},
         }
 

@@ -45,20 +45,163 @@ class TaskSection(_Section):
     ] = {}
 
 
-class DataSection(_Section):
-    """Which packed sets are read, and in which order."""
+class PreprocessSection(_Section):
+    """What is done to one field while it is loaded, in this order; all of it changes the weights."""
 
-    train: Annotated[Path, Field(description="Packed set to train on (a folder made by `hpctrain pack`).")]
-    evaluate: Annotated[Path | None, Field(description="Packed set for evaluation; none: no evaluation.")] = (
+    decode: Annotated[
+        Literal["image"] | None,
+        Field(
+            description="`image`: the bytes of a picture in each row (JPEG, PNG) become uint8 (height, width, 3). "
+            "Needs `size` or `function` unless all pictures have one size.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = None
+    size: Annotated[
+        tuple[int, int] | None,
+        Field(description="Height and width that decoded pictures are scaled to.", json_schema_extra=WEIGHTS),
+    ] = None
+    function: Annotated[
+        str | None,
+        Field(
+            pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+            description="A function of (sample, rng), as `module:function`; the module is looked up as the Task's is. "
+            "`rng` is a NumPy generator of (seed, epoch, sample), None in evaluation.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = None
+    pad_to: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="A ragged field becomes dense with so many values per sample: longer rows are cut, shorter "
+            "filled up. The field `NAME_length` says how many are real.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = None
+    pad_value: Annotated[
+        int, Field(description="What rows are filled up with.", json_schema_extra=WEIGHTS)
+    ] = 0
+    augment: Annotated[
+        tuple[str, ...],
+        Field(
+            description="In training only: `flip` (left and right, one in two), `rotate90` (quarter turns), `crop:4` "
+            "(zeros around, 4 wide, then the old size cut out anywhere), `noise:0.1` (normal, of this standard "
+            "deviation, after normalising). For samples (H, W), (H, W, C) or (C, H, W).",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = ()
+    normalize: Annotated[
+        Literal["stored"] | None,
+        Field(
+            description="`stored`: (x - mean) / std with the statistics of the packed training set.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = None
+    mean: Annotated[
+        tuple[float, ...] | None,
+        Field(
+            description="The same with given numbers, together with `std`: one, or one per channel.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = None
+    std: Annotated[
+        tuple[float, ...] | None, Field(description="Goes with `mean`.", json_schema_extra=WEIGHTS)
+    ] = None
+    dtype: Annotated[
+        str | None,
+        Field(
+            description="Type of the result; a value that does not fit is an error. None: float32 after normalising, "
+            "else as it is.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = None
+
+
+class DataSection(_Section):
+    """Which samples are read, and in which order."""
+
+    train: Annotated[
+        Path,
+        Field(
+            description="What to train on: a folder made by `hpctrain pack`; or with `fields` an HDF5 file, or a "
+            "folder of them."
+        ),
+    ]
+    evaluate: Annotated[Path | None, Field(description="The same for evaluation; none: no evaluation.")] = (
         None
     )
-    order: Annotated[
-        Literal["global"],
+    fields: Annotated[
+        dict[str, str],
         Field(
-            description="`global`: every epoch's permuted samples are cut into lanes anew.",
+            description="For HDF5 files that were not packed: field name = path of its dataset in the file; samples "
+            "lie along the first axis.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = {}
+    verify_chunks: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="For such files: so many chunks of each dataset are compared with what libhdf5 reads.",
+        ),
+    ] = 4
+    max_gib: Annotated[
+        float,
+        Field(gt=0, description="For such files: a dataset that claims to hold more is refused, in GiB."),
+    ] = 4096.0
+    order: Annotated[
+        Literal["global", "node_local"],
+        Field(
+            description="`global`: every epoch's permuted samples are cut into lanes anew. `node_local`: each lane "
+            "keeps its chunks and exchanges some between epochs.",
             json_schema_extra=WEIGHTS,
         ),
     ] = "global"
+    exchange: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="With `node_local`: share of a lane's chunks that change places in each epoch.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = 0.1
+    balance: Annotated[
+        Literal["none", "label"],
+        Field(
+            description="`label`: every lane gets its share of each class (field `label`) within one sample.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = "none"
+    sampling: Annotated[
+        Literal["once", "weighted"],
+        Field(
+            description="`once`: every sample exactly once an epoch. `weighted`: as many draws with replacement, by "
+            "the weights in `weights_field`.",
+            json_schema_extra=WEIGHTS,
+        ),
+    ] = "once"
+    weights_field: Annotated[
+        str, Field(description="Field with the sampling weights.", json_schema_extra=WEIGHTS)
+    ] = "weight"
+    preprocess: Annotated[
+        dict[str, PreprocessSection],
+        Field(description="What is done to a field while it is loaded.", json_schema_extra=WEIGHTS),
+    ] = {}
+    memory_budget_mib: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="Memory for chunks and batches, per rank; what does not fit is read again when needed.",
+        ),
+    ] = 2048.0
+    page_cache: Annotated[
+        Literal["keep", "drop", "bypass"],
+        Field(
+            description="Files are read through the kernel's page cache; `drop`: pages are given back at once; "
+            "`bypass`: past it (O_DIRECT), where the filesystem can."
+        ),
+    ] = "keep"
     window_chunks: Annotated[
         int,
         Field(
@@ -76,8 +219,14 @@ class DataSection(_Section):
         ),
     ] = 0
     prefetch_steps: Annotated[
-        int, Field(ge=1, le=1024, description="Steps whose batches are prepared ahead.")
-    ] = 4
+        int,
+        Field(
+            ge=1,
+            le=1024,
+            description="Steps whose batches are prepared ahead, at most: fewer where they would take more than a "
+            "quarter of the memory budget.",
+        ),
+    ] = 16
     evaluate_batch: Annotated[
         int,
         Field(ge=1, description="Samples per evaluation batch; metrics are combined by weight."),
@@ -326,6 +475,11 @@ class RunConfig(_Section):
             raise ValueError(
                 "checkpoint.interval_steps and checkpoint.interval_s are both 0: nothing would ever be saved; set one"
             )
+        if self.data.sampling == "weighted" and (self.data.balance, self.data.order) != ("none", "global"):
+            raise ValueError(
+                'data.sampling = "weighted" draws from the whole set: it goes with data.order = "global" and '
+                'data.balance = "none" only'
+            )
         return self
 
     def resolved(self, base: Path) -> RunConfig:
@@ -383,12 +537,21 @@ def _reference_rows(section: type[BaseModel], prefix: str = "") -> list[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             rows += _reference_rows(field.annotation, f"{prefix}{key}.")
             continue
+        if (entry := _section_of_entries(field.annotation)) is not None:
+            rows += _reference_rows(entry, f"{prefix}{key}.FIELD.")
+            continue
         mark = "*" if isinstance(field.json_schema_extra, dict) else ""
         default = (
             "required" if field.is_required() else f"`{json.dumps(field.default)}`".replace("`null`", "none")
         )
         rows.append(f"| `{prefix}{key}`{mark} | {default} | {field.description} |")
     return rows
+
+
+def _section_of_entries(annotation: Any) -> type[BaseModel] | None:
+    """The model of the values, where a field is a dictionary of sections."""
+    values = get_args(annotation)[1:]
+    return values[0] if values and isinstance(values[0], type) and issubclass(values[0], BaseModel) else None
 
 
 def weight_differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -423,10 +586,15 @@ def _explain(item: Any) -> str:
 
 
 def _keys_of(location: tuple[Any, ...]) -> list[str]:
-    model: type[BaseModel] = RunConfig
+    model: type[BaseModel] | None = RunConfig
+    entries: type[BaseModel] | None = None  # of the dictionary that the part before named
     for part in location:
-        annotation = model.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        if entries is not None:
+            model, entries = entries, None
+            continue
+        if model is None:
             return []
-        model = annotation
-    return list(model.model_fields)
+        annotation = model.model_fields[str(part)].annotation
+        entries = _section_of_entries(annotation)
+        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    return [] if model is None else list(model.model_fields)

@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from hpctrain.config import reference_markdown
+from hpctrain.config import parse_run, reference_markdown
 from tests.slurm_support import require_minicluster
 from tests.support import ROOT, hpctrain, read_json
 
@@ -23,6 +24,7 @@ RUN_ELSEWHERE = {
     ". .venv/bin/activate": "Makefile",
     "python -m benchmarks storage --quick": "tests/benchmarks",
     "python -m benchmarks precision --quick": "tests/benchmarks",
+    "python -m benchmarks reader --quick": "tests/benchmarks",
     "python -m benchmarks recovery --quick": "tests/benchmarks",
 }
 
@@ -38,6 +40,14 @@ def commands(text: str = README) -> list[str]:
 
 def test_the_field_table_is_the_models() -> None:
     assert reference_markdown() in README, "make it anew with the command in the README's comment"
+
+
+def test_the_settings_that_are_shown_are_settings() -> None:
+    (shown,) = re.findall(r"^```\n(\[data\]\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (description,) = blocks("toml")
+    config = parse_run(tomllib.loads(description) | tomllib.loads(shown))
+    assert config.data.fields.keys() == {"field", "label"}
+    assert config.data.preprocess["field"].augment == ("flip", "noise:0.01")
 
 
 def test_the_layout_is_the_tree() -> None:

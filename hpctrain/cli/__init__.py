@@ -17,6 +17,7 @@ from hpctrain.cli.build_horovod import build_horovod
 from hpctrain.cli.data import data
 from hpctrain.cli.demo import demo
 from hpctrain.cli.env_archive import env_archive
+from hpctrain.cli.inspect import inspect
 from hpctrain.cli.minicluster import minicluster
 from hpctrain.cli.pack import pack
 from hpctrain.cli.run import run
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (pack, data, run, status, attempts, demo, build_horovod):
+for _verb in (pack, inspect, data, run, status, attempts, demo, build_horovod):
     app.command()(_verb)
 for _name, _verbs in (("env-archive", env_archive), ("minicluster", minicluster)):
     app.add_typer(_verbs, name=_name)

@@ -58,8 +58,11 @@ def run(
     from hpctrain.resilience.supervisor import Supervisor
 
     config, job = load_run(description), current_job()
+    run_dir = directory or Path("runs") / config.name
+    if config.data.fields and not (run_dir / "attempts").exists():
+        _vet(config)
     supervisor = Supervisor(
-        directory or Path("runs") / config.name,
+        run_dir,
         config,
         _make_launcher(launcher, config, job, num_ranks),
         job=job,
@@ -68,6 +71,14 @@ def run(
         is_alive=job_is_alive,
     )
     raise typer.Exit(supervisor.run())
+
+
+def _vet(config: RunConfig) -> None:
+    """Look at HDF5 files that were not packed in a process that may crash, before any rank touches them."""
+    from hpctrain.h5.vetting import hdf5_files, refuse_damaged
+
+    for path in filter(None, (config.data.train, config.data.evaluate)):
+        refuse_damaged(hdf5_files(path), config.data.fields, int(config.data.max_gib * 2**30))
 
 
 def _make_launcher(

@@ -1,33 +1,32 @@
-"""The loader: whole batches for this rank's lanes, decoded in threads ahead of their use.
+"""The loader: whole batches for this rank's lanes, made in threads ahead of their use.
 
-Threads only: nothing is forked beside MPI. The future is known (the plan), so a chunk is decoded once, kept decoded
-while a batch of this rank still needs it, and dropped after its last use. Batches are made `prefetch_steps` ahead,
-over the ends of epochs, so that no epoch begins with a pause.
-
-What is held: the shuffle windows of the rank's lanes, decoded, plus `prefetch_steps` steps of batches.
+The plan says which samples each lane sees; the assembler makes the batches. A batch is valid as long as somebody refers
+to it (`hpctrain.data.buffers`).
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import queue
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.data.assembler import AssembledStep, Assembler, rows_of
+from hpctrain.data.batches import Fields
 from hpctrain.data.plan import Plan
+from hpctrain.data.preprocess import FieldPreprocessor
+from hpctrain.data.requests import Requests
+from hpctrain.h5.chunks import ChunkSource
 from hpctrain.h5.packed import PackedSet
-from hpctrain.h5.reader import ChunkSource, Ragged, read_sample_chunk
+from hpctrain.h5.times import ReadTimes
 
-Fields = dict[str, NDArray[np.generic] | Ragged]
+__all__ = ["Fields", "LaneBatch", "Loader", "StepBatches"]
 
-_POLL_S = 0.1
-"""How often a blocked producer looks whether it was closed."""
+DEFAULT_BUDGET_BYTES: Final = 2 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,7 @@ class LaneBatch:
     Attributes:
         lane: the lane it belongs to.
         samples: global sample ids; int64, shape (B,). B may be 0 in the last step of an epoch.
-        fields: by field name, an array of shape (B, ...) in the stored dtype, or a `Ragged` of B rows.
+        fields: by field name, an array of shape (B, ...), or a `Ragged` of B rows.
     """
 
     lane: int
@@ -63,37 +62,43 @@ class Loader:
         packed: PackedSet,
         source: ChunkSource,
         plan: Plan,
-        lanes: range,
+        lanes: Sequence[int],
         io_threads: int,
         prefetch_steps: int,
+        memory_budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        preprocessors: Mapping[str, FieldPreprocessor] | None = None,
     ) -> None:
-        self._packed, self._source, self._plan, self._lanes = packed, source, plan, lanes
-        self._pool = ThreadPoolExecutor(io_threads, thread_name_prefix="decode")
-        self._prefetch_steps = prefetch_steps
-        self._ready: queue.Queue[StepBatches | BaseException | None] = queue.Queue(prefetch_steps)
-        self._closed = threading.Event()
-        self._producer: threading.Thread | None = None
+        self._plan, self._lanes = plan, lanes
+        self._sizes = np.diff(plan.lane_bounds())
+        self._assembler = Assembler(
+            packed, source, io_threads, prefetch_steps, memory_budget_bytes, preprocessors
+        )
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
+
+    @property
+    def times(self) -> ReadTimes:
+        """Where the time went so far."""
+        return self._assembler.times
+
+    @property
+    def dropped_chunks(self) -> int:
+        """Chunks that the memory budget made read twice so far."""
+        return self._assembler.dropped_chunks
 
     def steps(self, epoch: int, step: int, epochs: int) -> Iterator[StepBatches]:
-        """Steps from (epoch, step) to the end of epoch `epochs - 1`.
+        """Steps from (epoch, step) to the end of epoch `epochs - 1`; once for a loader.
 
-        An error of a reading thread (`DataError`, `StorageError`) is raised here, in the order of the steps.
+        An error of a reading thread (`DataError`, `StorageError`) is raised here, at the step that it hit. Raises
+        `ConfigError` where the memory budget does not hold one step.
         """
-        self._producer = threading.Thread(
-            target=self._produce, args=(epoch, step, epochs), name="loader", daemon=True
-        )
-        self._producer.start()
-        while (item := self._ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        rows = len(self._lanes) * self._plan.lane_batch
+        for assembled in self._assembler.run(self._requests(epoch, step, epochs), rows):
+            yield self._split(assembled)
 
     def close(self) -> None:
         """End the threads; safe to call twice."""
-        self._closed.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._producer is not None:
-            self._producer.join()
+        self._assembler.close()
+        self._planner.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Loader:
         return self
@@ -103,156 +108,46 @@ class Loader:
     ) -> None:
         self.close()
 
-    def _produce(self, epoch: int, step: int, epochs: int) -> None:
-        try:
-            for batches in self._assembled(epoch, step, epochs):
-                if not self._put(batches):
-                    return
-            self._put(None)
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
-            self._put(error)
+    def _requests(self, epoch: int, step: int, epochs: int) -> Iterator[Requests]:
+        """One epoch's after the other; the next one's are made meanwhile, so that no epoch begins with a pause."""
+        if epoch >= epochs:
+            return
+        ahead = self._planner.submit(lane_requests, self._plan, self._lanes, epoch, step)
+        for following in range(epoch + 1, epochs):
+            current = ahead.result()
+            ahead = self._planner.submit(lane_requests, self._plan, self._lanes, following)
+            yield current
+        yield ahead.result()
 
-    def _put(self, item: StepBatches | BaseException | None) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._ready.put(item, timeout=_POLL_S)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def _assembled(self, epoch: int, step: int, epochs: int) -> Iterator[StepBatches]:
-        """Steps in order; the chunks of the next `prefetch_steps` are always under way."""
-        ahead: collections.deque[_StepJob] = collections.deque()
-        for job in self._jobs(epoch, step, epochs):
-            job.request()
-            ahead.append(job)
-            if len(ahead) > self._prefetch_steps:
-                yield ahead.popleft().assemble()
-        while ahead:
-            yield ahead.popleft().assemble()
-
-    def _jobs(self, epoch: int, step: int, epochs: int) -> Iterator[_StepJob]:
-        for current in range(epoch, epochs):
-            lanes = {lane: self._plan.lane_batches(current, lane) for lane in self._lanes}
-            first = step if current == epoch else 0
-            window = _ChunkWindow(self._pool, self._packed, self._source)
-            jobs = [
-                _StepJob(
-                    current,
-                    at,
-                    {lane: lanes[lane][at] for lane in self._lanes},
-                    self._plan,
-                    self._packed,
-                    window,
-                )
-                for at in range(first, self._plan.steps_per_epoch)
-            ]
-            window.expect(collections.Counter(chunk for job in jobs for chunk in job.chunks))
-            yield from jobs
+    def _split(self, assembled: AssembledStep) -> StepBatches:
+        """The lanes' parts of a step's batch, as views."""
+        step, samples, batches, begin = assembled.step, assembled.samples, [], 0
+        for lane in self._lanes:
+            left = int(self._sizes[lane]) - step * self._plan.lane_batch
+            end = begin + max(0, min(left, self._plan.lane_batch))
+            fields = {name: rows_of(value, begin, end) for name, value in assembled.fields.items()}
+            batches.append(LaneBatch(lane, samples[begin:end], fields))
+            begin = end
+        return StepBatches(assembled.epoch, step, batches)
 
 
-class _ChunkWindow:
-    """The decoded chunks of one epoch: each decoded at its first use and dropped after its last."""
-
-    def __init__(self, pool: ThreadPoolExecutor, packed: PackedSet, source: ChunkSource) -> None:
-        self._pool, self._packed, self._source = pool, packed, source
-        self._uses_left: collections.Counter[int] = collections.Counter()
-        self._decoded: dict[int, Future[Fields]] = {}
-
-    def expect(self, uses: collections.Counter[int]) -> None:
-        self._uses_left = uses
-
-    def request(self, chunk: int) -> None:
-        if chunk not in self._decoded:
-            self._decoded[chunk] = self._pool.submit(read_sample_chunk, self._packed, self._source, chunk)
-
-    def get(self, chunk: int) -> Fields:
-        return self._decoded[chunk].result()
-
-    def release(self, chunk: int) -> None:
-        self._uses_left[chunk] -= 1
-        if self._uses_left[chunk] == 0:
-            del self._decoded[chunk]
-
-
-class _StepJob:
-    """One step of this rank: which chunks it needs, and the batches made of them."""
-
-    def __init__(
-        self,
-        epoch: int,
-        step: int,
-        lanes: dict[int, NDArray[np.int64]],
-        plan: Plan,
-        packed: PackedSet,
-        window: _ChunkWindow,
-    ) -> None:
-        self._epoch, self._step, self._lanes, self._plan = epoch, step, lanes, plan
-        self._packed, self._window = packed, window
-        samples = np.concatenate(list(lanes.values()))
-        self.chunks: list[int] = np.unique(plan.chunk_of(samples)).tolist()
-
-    def request(self) -> None:
-        for chunk in self.chunks:
-            self._window.request(chunk)
-
-    def assemble(self) -> StepBatches:
-        lanes = [LaneBatch(lane, samples, self._gather(samples)) for lane, samples in self._lanes.items()]
-        for chunk in self.chunks:
-            self._window.release(chunk)
-        return StepBatches(self._epoch, self._step, lanes)
-
-    def _gather(self, samples: NDArray[np.int64]) -> Fields:
-        pieces = [
-            (self._window.get(chunk), samples[positions] - self._plan.chunk_starts[chunk], positions)
-            for chunk, positions in by_chunk(self._plan.chunk_of(samples))
-        ]
-        return gather(self._packed, pieces, len(samples))
-
-
-def by_chunk(chunk_of: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each chunk that occurs, ascending, and the positions at which it does; one sort for all of them."""
-    order = np.argsort(chunk_of, kind="stable")
-    chunks, starts = np.unique(chunk_of[order], return_index=True)
-    ends = [*starts[1:], len(order)]
-    for chunk, start, end in zip(chunks.tolist(), starts, ends, strict=False):  # no chunk: one end too many
-        yield chunk, order[start:end]
-
-
-Piece = tuple[Fields, NDArray[np.int64], NDArray[np.int64]]
-"""A decoded chunk, the rows wanted from it, and where each goes in the batch."""
-
-
-def gather(packed: PackedSet, pieces: list[Piece], count: int) -> Fields:
-    """A batch of `count` samples from rows of decoded chunks."""
-    batch: Fields = {}
-    for name, field in packed.fields.items():
-        if field.kind == "ragged":
-            batch[name] = _gather_ragged(name, field.dtype, pieces, count)
-            continue
-        out = np.empty((count, *field.sample_shape), dtype=field.dtype)
-        for fields, rows, positions in pieces:
-            source = fields[name]
-            assert isinstance(source, np.ndarray)
-            out[positions] = source[rows]
-        batch[name] = out
-    return batch
-
-
-def _gather_ragged(name: str, dtype: np.dtype[np.generic], pieces: list[Piece], count: int) -> Ragged:
-    lengths = np.zeros(count, dtype=np.int64)
-    taken = []
-    for fields, rows, positions in pieces:
-        source = fields[name]
-        assert isinstance(source, Ragged)
-        part = source.take(rows)
-        lengths[positions] = np.diff(part.offsets)
-        taken.append((part, positions))
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    values = np.empty(int(offsets[-1]), dtype=dtype)
-    for part, positions in taken:
-        # each value moves by the distance between its row's start in the batch and in the piece
-        shift = np.repeat(offsets[positions] - part.offsets[:-1], np.diff(part.offsets))
-        values[np.arange(len(part.values)) + shift] = part.values
-    return Ragged(values, offsets)
+def lane_requests(plan: Plan, lanes: Sequence[int], epoch: int, first_step: int = 0) -> Requests:
+    """What these lanes see in an epoch from `first_step` on: step by step, lane after lane within a step."""
+    of_lanes = [plan.lane_samples(epoch, lane) for lane in lanes]
+    batch, num_steps = plan.lane_batch, plan.steps_per_epoch
+    full_steps = min((len(samples) for samples in of_lanes), default=0) // batch
+    full = np.stack(
+        [samples[: full_steps * batch].reshape(full_steps, batch) for samples in of_lanes], axis=1
+    )
+    rest = [
+        samples[step * batch : (step + 1) * batch]
+        for step in range(full_steps, num_steps)
+        for samples in of_lanes
+    ]
+    sizes = np.array([len(part) for part in rest], np.int64).reshape(-1, len(lanes)).sum(axis=1)
+    sizes = np.concatenate((np.full(full_steps, len(lanes) * batch), sizes))[first_step:]
+    samples = np.concatenate(
+        (full[first_step:].reshape(-1), *rest[max(0, first_step - full_steps) * len(lanes) :])
+    )
+    bounds = np.concatenate(([0], np.cumsum(sizes)))
+    return Requests(epoch, samples, bounds, plan.chunk_of(samples), first_step)

@@ -32,19 +32,41 @@ def _finalize(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def mix_keys(words: tuple[int, ...], last: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`mix_key(*words, value)` for each value of `last`; same shape."""
+    key = len(words) + 1
+    for word in words:
+        key = _finalize(((key + _GOLDEN) & _MASK) ^ (word & _MASK))
+    return _finalize_all(np.uint64((key + _GOLDEN) & _MASK) ^ last.astype(np.uint64))
+
+
+def _finalize_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_finalize` of each value, in place."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
+
+
 def random_words(key: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` 64-bit words of the stream `key`; shape (count,)."""
+    """The first `count` 64-bit words of the stream `key`, all different; shape (count,)."""
     words = np.arange(1, count + 1, dtype=np.uint64)
     words *= np.uint64(_GOLDEN)
     words += np.uint64(key)
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
+    return _finalize_all(words)
+
+
+def words_at(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`random_words(key, position + 1)[position]` for each pair of key and position; same shape."""
+    words = (positions + 1).astype(np.uint64)
+    words *= np.uint64(_GOLDEN)
+    words += keys
+    return _finalize_all(words)
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
-    """A permutation of range(count): the order of `count` random words, ties by position; shape (count,)."""
-    return np.argsort(random_words(key, count), kind="stable").astype(np.int64, copy=False)
+    """A permutation of range(count): the order of `count` random words; shape (count,)."""
+    # The words of a stream never tie (the hash is a bijection), so that every correct sort gives this same order.
+    return np.argsort(random_words(key, count)).astype(np.int64, copy=False)

@@ -4,6 +4,6 @@ Nothing is imported here, so that a verb which only needs part of it loads only 
 
 * `packed`: `open_packed`, `PackedSet`, `Field`, `Shard`; `index`: `ChunkIndex`, `read_index`;
 * `reader`: `read_sample_chunk`, `FileSource`, `ChunkSource`, `Ragged`;
-* `pack`: `pack`, `pack_path`, `pack_arrays`, `PackOptions`, `PackReport`;
-* `filters`: `FilterPipeline`, `pipeline_for`, `CODECS`.
+* `pack`: `pack`, `pack_path`, `pack_arrays`, `PackOptions`, `SourceOptions`, `PackReport`;
+* `filters`: `FilterPipeline`; `codecs`: `pipeline_for`, `CODECS`.
 """

@@ -1,66 +1,86 @@
-"""Where stored chunks come from: `ChunkSource`, and the one that reads the shards by pread."""
+"""Where stored chunks come from: `ChunkSource`, and the one that reads files by pread.
+
+How the files are read is a choice (`PageCache`): through the kernel's page cache, which keeps what fits; the same, but
+the pages are given back at once, so that one pass over a large set does not push out what others on the node need; or
+past the cache (O_DIRECT), which some parallel filesystems serve faster, others several times slower: measure.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError, StorageError
 from hpctrain.h5.filters import Buffer
-from hpctrain.h5.index import REPACK, ChunkIndex, digest_of
+from hpctrain.h5.index import ChunkIndex, digest_of
+
+PageCache = Literal["keep", "drop", "bypass"]
+Allocate = Callable[[int], npt.NDArray[np.uint8]]
+"""Gives a buffer of so many bytes, shape (bytes,)."""
+
+_BLOCK_BYTES: Final = 4096  # O_DIRECT: file offsets, sizes and addresses are multiples of it
+
+
+def fresh(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """A buffer of its own."""
+    return np.empty(num_bytes, np.uint8)
 
 
 class ChunkSource(Protocol):
-    """Where stored chunks come from: the shard itself, or a mirror of it."""
+    """Where stored chunks come from: the file itself, or a mirror of it."""
 
-    def read(self, index: ChunkIndex, chunk: int) -> Buffer:
-        """The stored bytes of one chunk, verified against `index.digests`; called from several threads at once."""
+    def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
+        """The stored bytes of one chunk, verified against `index.digests`; called from several threads at once.
+
+        They lie in what `allocate` gave, or in memory of the source's own.
+        """
         ...
 
 
 class FileSource:
-    """Reads chunks from the shards themselves.
+    """Reads chunks from the files themselves.
 
     Files are opened on first use, once each, and closed by `close` (or on leaving the `with` block). Safe to
     share between threads: pread has no file position.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page_cache: PageCache = "keep") -> None:
+        self._page_cache = page_cache
         self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
+        self._aligned = threading.local()
 
-    def read(self, index: ChunkIndex, chunk: int) -> bytes:
-        """The stored bytes of one chunk.
+    def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
+        """The stored bytes of one chunk, in what `allocate` gave; none for a chunk that was never written.
 
-        Raises `DataError` when the file is too short or the bytes do not match their digest, `StorageError`
-        when reading fails.
+        Raises `DataError` when the file is too short, was changed since it was indexed, or the bytes do not match their
+        digest; `StorageError` when reading fails.
         """
-        size = int(index.sizes[chunk])
+        if index.offsets[chunk] < 0:
+            return b""
+        stored = allocate(int(index.sizes[chunk]))
         try:
-            stored = _pread(self._descriptor(index.path), size, int(index.offsets[chunk]))
+            done = self._fill(index, stored, int(index.offsets[chunk]))
         except FileNotFoundError as error:
-            raise DataError(f"{index.path}: there is no such file any more; {REPACK}") from error
+            raise DataError(f"{index.path}: there is no such file any more; {index.mend}") from error
         except OSError as error:
             reason = (
                 f"cannot be read: {error.strerror} (errno {error.errno}); check the filesystem and run again"
             )
             raise StorageError(f"{index.describe(chunk)} {reason}") from error
-        if len(stored) != size:
-            raise DataError(
-                f"{index.describe(chunk)}: the file ends after {len(stored)} of these bytes; {REPACK}"
-            )
-        found, wanted = digest_of(stored), int(index.digests[chunk])
-        if found != wanted:
-            raise DataError(
-                f"{index.describe(chunk)}: the digest is {found:016x} but should be {wanted:016x}; {REPACK}"
-            )
-        return stored
+        if done != len(stored):
+            raise DataError(f"{index.describe(chunk)}: the file ends after {done} of these bytes; {index.mend}")
+        verify(index, chunk, stored.data)
+        return stored.data
 
     def close(self) -> None:
         """Close all files; a later read opens them again."""
@@ -77,28 +97,84 @@ class FileSource:
     ) -> None:
         self.close()
 
+    def _fill(self, index: ChunkIndex, out: npt.NDArray[np.uint8], offset: int) -> int:
+        descriptor = self._descriptor(index.path)
+        if (
+            getattr(index, "file_key", None) is not None
+        ):  # without digests nothing else tells that the bytes are other ones now
+            _refuse_changed(index, os.fstat(descriptor))
+        if self._page_cache == "bypass":
+            return self._read_direct(descriptor, out, offset)
+        done = pread_into(descriptor, out, offset)
+        if self._page_cache == "drop":
+            os.posix_fadvise(descriptor, offset, len(out), os.POSIX_FADV_DONTNEED)
+        return done
+
+    def _read_direct(self, descriptor: int, out: npt.NDArray[np.uint8], offset: int) -> int:
+        """Whole blocks into an aligned buffer of this thread, and the bytes wanted out of it."""
+        begin = offset // _BLOCK_BYTES * _BLOCK_BYTES
+        length = -(-(offset + len(out) - begin) // _BLOCK_BYTES) * _BLOCK_BYTES
+        buffer: mmap.mmap | None = getattr(self._aligned, "buffer", None)
+        if buffer is None or len(buffer) < length:
+            buffer = self._aligned.buffer = mmap.mmap(-1, length)  # anonymous memory begins on a page
+        aligned = np.frombuffer(buffer, np.uint8)[:length]
+        done = max(0, min(pread_into(descriptor, aligned, begin) - (offset - begin), len(out)))
+        out[:done] = aligned[offset - begin : offset - begin + done]
+        return done
+
     def _descriptor(self, path: Path) -> int:
         with self._lock:
             descriptor = self._descriptors.get(path)
             if descriptor is None:
-                descriptor = self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = self._descriptors[path] = _open(path, self._page_cache == "bypass")
             return descriptor
 
 
-def _pread(descriptor: int, size: int, offset: int) -> bytes:
-    """`size` bytes at `offset`, fewer only at the end of the file: one pread may return less than was asked for."""
-    data = os.pread(descriptor, size, offset)
-    while len(data) < size:
-        more = os.pread(descriptor, size - len(data), offset + len(data))
+def _open(path: Path, direct: bool) -> int:
+    """Open for reading, past the page cache if asked to and where the filesystem can do it."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    if direct:
+        with contextlib.suppress(OSError):  # EINVAL: not here; other errors come again below
+            return os.open(path, flags | os.O_DIRECT)
+    return os.open(path, flags)
+
+
+def verify(index: ChunkIndex, chunk: int, stored: Buffer) -> None:
+    """Raise `DataError` for stored bytes that do not match their digest; bytes without one pass."""
+    if index.digests is None:
+        return
+    found, wanted = digest_of(stored), int(index.digests[chunk])
+    if found != wanted:
+        raise DataError(
+            f"{index.describe(chunk)}: the digest is {found:016x} but should be {wanted:016x}; {index.mend}"
+        )
+
+
+def _refuse_changed(index: ChunkIndex, found: os.stat_result) -> None:
+    if (found.st_size, found.st_mtime_ns, found.st_ino) != index.file_key:
+        raise DataError(
+            f"{index.path}: changed since this run looked at it (size, time or file are others); put the old file "
+            "back, or begin a new run"
+        )
+
+
+def pread_into(descriptor: int, out: npt.NDArray[np.uint8], offset: int) -> int:
+    """Fill `out`; returns how many bytes there were: fewer only at the end of the file."""
+    done = 0
+    while done < len(out):
+        more = os.preadv(descriptor, [out[done:].data], offset + done)
         if not more:
             break
-        data += more
-    return data
+        done += more
+    return done
 
 
-def read_flat(index: ChunkIndex, source: ChunkSource, start: int, stop: int) -> npt.NDArray[Any]:
+def read_flat(
+    index: ChunkIndex, source: ChunkSource, start: int, stop: int, out: npt.NDArray[Any] | None = None
+) -> npt.NDArray[Any]:
     """Elements [start, stop) of a 1-D dataset, in native byte order; errors as for `ChunkSource.read`."""
-    out = np.empty(stop - start, index.dtype.newbyteorder("="))
+    if out is None:
+        out = np.empty(stop - start, index.dtype.newbyteorder("="))
     step = index.chunk_shape[0]
     for chunk in range(start // step, -(-stop // step) if stop > start else start // step):
         begin, end = max(start, chunk * step), min(stop, (chunk + 1) * step)

@@ -9,12 +9,18 @@ from typing import Final
 import numpy as np
 
 from hpctrain.errors import DataError, UsageError
-from hpctrain.h5.filters import FilterPipeline, pipeline_for
+from hpctrain.h5.codecs import pipeline_for
+from hpctrain.h5.filters import FilterPipeline
 from hpctrain.h5.options import PackOptions
 from hpctrain.h5.packed import Field
+from hpctrain.h5.rounding import mantissa_bits
 from hpctrain.h5.sources import Source
 
-_CHUNK_BYTES: Final = 256 << 10
+_CHUNK_BYTES: Final = 1 << 20
+"""Chunks of the largest field: what one request to a parallel filesystem fetches (a stripe, an RPC of Lustre)."""
+_MIN_CHUNK_BYTES: Final = 64 << 10
+_MIN_CHUNKS: Final = 64
+"""Chunks that a small set is cut into all the same, so that they can be shuffled and dealt to lanes."""
 _MAX_CHUNK_BYTES: Final = 1 << 30  # the filters' own bounds are near 2 GiB
 _MIN_CHUNK_VALUES: Final = 4096
 _OFFSETS_CHUNK: Final = 8192  # 64 KiB
@@ -80,7 +86,17 @@ def chunk_pipeline(field: Field, chunk_shape: tuple[int, ...]) -> FilterPipeline
 
 def _stored_field(field: Field, options: PackOptions) -> Field:
     dtype = np.dtype(options.store) if options.store and field.dtype.kind == "f" else field.dtype
-    return dataclasses.replace(field, dtype=dtype.newbyteorder("<"), codec=options.codec)
+    keep_bits = field.keep_bits if field.keep_bits is None else min(field.keep_bits, mantissa_bits(dtype))
+    if options.keep_bits is not None and dtype.kind == "f":
+        if options.keep_bits > mantissa_bits(dtype):
+            raise UsageError(
+                f"keep-bits is {options.keep_bits}, but field {field.name!r} is {dtype.name}, whose mantissa has "
+                f"{mantissa_bits(dtype)} bits; give at most as many"
+            )
+        keep_bits = options.keep_bits
+    return dataclasses.replace(
+        field, dtype=dtype.newbyteorder("<"), codec=options.codec, keep_bits=keep_bits, mean=None, std=None
+    )
 
 
 def _chunk_samples(options: PackOptions, num_samples: int, dense_bytes: int, ragged_bytes: int) -> int:
@@ -89,8 +105,9 @@ def _chunk_samples(options: PackOptions, num_samples: int, dense_bytes: int, rag
     `dense_bytes`: of one sample of the largest dense field; `ragged_bytes`: of a mean sample of the largest ragged one,
     whose flat dataset has chunks of its own, within their bound.
     """
-    chosen = options.chunk_samples or -(-_CHUNK_BYTES // max(dense_bytes, ragged_bytes))
-    chosen = min(chosen, num_samples)
+    largest_bytes = max(dense_bytes, ragged_bytes)
+    wanted_bytes = min(_CHUNK_BYTES, max(_MIN_CHUNK_BYTES, num_samples * largest_bytes // _MIN_CHUNKS))
+    chosen = min(options.chunk_samples or -(-wanted_bytes // largest_bytes), num_samples)
     if chosen * dense_bytes > _MAX_CHUNK_BYTES:
         raise UsageError(
             f"a chunk of {chosen} samples is {chosen * dense_bytes} bytes, but the bound is {_MAX_CHUNK_BYTES}; "
@@ -101,4 +118,4 @@ def _chunk_samples(options: PackOptions, num_samples: int, dense_bytes: int, rag
 
 def _chunk_values(mean_values: int, field: Field) -> int:
     """Values per chunk of a ragged field: about those of one sample chunk, so that few chunks are read twice."""
-    return min(max(mean_values, _MIN_CHUNK_VALUES), 4 * _CHUNK_BYTES // field.dtype.itemsize)
+    return min(max(mean_values, _MIN_CHUNK_VALUES), _CHUNK_BYTES // field.dtype.itemsize)

@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from hpctrain.errors import DataError, UsageError
-from hpctrain.h5.layout import chunk_pipeline, plan_layout
-from hpctrain.h5.options import PackOptions, PackReport
-from hpctrain.h5.packed import FORMAT, MANIFEST, VERSION, Field, identity_of, manifest_digest
-from hpctrain.h5.publish import publishing
+from hpctrain.errors import UsageError
+from hpctrain.h5.choose_codec import Choice, Trying, choose_codec
+from hpctrain.h5.encoding import EncodedChunk, Encoder
+from hpctrain.h5.layout import plan_layout
+from hpctrain.h5.opening import open_source
+from hpctrain.h5.options import AUTO, PackOptions, PackReport, SourceOptions
+from hpctrain.h5.packed import MANIFEST
+from hpctrain.h5.publish import check_target, publishing
 from hpctrain.h5.ragged import Ragged
-from hpctrain.h5.sources import ArraySource, Source, open_source
-from hpctrain.h5.stats import Moments, channels_of
-from hpctrain.h5.writer import ShardWriter, padded, writing
+from hpctrain.h5.sources import ArraySource, Source
+from hpctrain.h5.totals import Totals
+from hpctrain.h5.writer import ShardWriter, writing
 
-__all__ = ["PackOptions", "PackReport", "Progress", "pack", "pack_arrays", "pack_path"]
+__all__ = [
+    "PackOptions",
+    "PackReport",
+    "Progress",
+    "SourceOptions",
+    "pack",
+    "pack_arrays",
+    "pack_path",
+]
 
 Progress = Callable[[int, int, int], None]
 """Called with samples done, samples in all, and raw bytes done."""
 
 
 def pack(
-    source: Source, root: Path, options: PackOptions | None = None, progress: Progress | None = None
+    source: Source,
+    root: Path,
+    options: PackOptions | None = None,
+    progress: Progress | None = None,
+    trying: Trying | None = None,
 ) -> PackReport:
     """Pack all samples of a source into the directory `root`, which appears whole or not at all.
 
-    The files depend on the source and the options alone, not on the number of threads. Raises `UsageError`
-    for a target or options that cannot be used, `DataError` for bad samples, `StorageError` when writing
-    fails (no space left).
+    The files depend on the source and the options alone, not on the number of threads; but with codec "auto", which is
+    chosen by measured rates, on those, too. `trying` is called with each of its trials. Raises `UsageError` for a
+    target or options that cannot be used, `DataError` for bad samples, `StorageError` when writing fails (no space
+    left).
     """
-    return _Packing(source, Path(root), options or PackOptions(), progress).run()
+    options, root = options or PackOptions(), Path(root)
+    choice = None
+    if options.codec == AUTO:
+        check_target(root.absolute(), MANIFEST, options.overwrite)  # before the trials, which take a while
+        choice = choose_codec(source, options, trying)
+        options = dataclasses.replace(
+            options, codec=choice.best.codec, chunk_samples=choice.best.chunk_samples
+        )
+    return _Packing(source, root, options, progress, choice).run()
 
 
 def pack_arrays(
@@ -57,54 +80,33 @@ def pack_path(
     src: Path,
     root: Path,
     options: PackOptions | None = None,
-    size: int | None = None,
-    gray: bool = False,
+    how: SourceOptions | None = None,
     progress: Progress | None = None,
+    trying: Trying | None = None,
 ) -> PackReport:
-    """Pack what lies at `src` (see `sources.open_source`); errors as for it and for `pack`."""
+    """Pack what lies at `src` (see `opening.open_source`); errors as for it and for `pack`."""
     target, origin = root.resolve(), src.resolve()
     if target.is_relative_to(origin) or origin.is_relative_to(target):
         raise UsageError(f"{root} and {src} lie within each other; choose a DST apart from SRC")
-    return pack(open_source(src, size, gray), root, options, progress)
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """One sample chunk, ready to be written."""
-
-    rows: int
-    dense: dict[str, bytes]
-    ragged: dict[str, Ragged]
-    moments: dict[str, Moments]
-
-
-@dataclass
-class _Totals:
-    """What has been written so far."""
-
-    samples: int = 0
-    encoded_bytes: int = 0
-    stored_bytes: int = 0
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    datasets: list[tuple[str, tuple[int, ...], np.dtype[Any], npt.NDArray[np.uint64]]] = field(
-        default_factory=list
-    )
-    moments: dict[str, Moments] = field(default_factory=dict)
+    return pack(open_source(src, how), root, options, progress, trying)
 
 
 class _Packing:
     """One run of `pack`."""
 
-    def __init__(self, source: Source, root: Path, options: PackOptions, progress: Progress | None) -> None:
-        self.source, self.root, self.options = source, root, options
+    def __init__(
+        self,
+        source: Source,
+        root: Path,
+        options: PackOptions,
+        progress: Progress | None,
+        choice: Choice | None,
+    ) -> None:
+        self.source, self.root, self.options, self.choice = source, root, options, choice
         self.progress = progress or (lambda done, total, raw_bytes: None)
         self.layout = plan_layout(source, options)
-        self.pipelines = {
-            name: chunk_pipeline(item, (self.layout.chunk_samples, *item.sample_shape))
-            for name, item in self.layout.fields.items()
-            if item.kind == "dense"
-        }
-        self.totals = _Totals()
+        self.encoder = Encoder(source, self.layout, options)
+        self.totals = Totals()
 
     def run(self) -> PackReport:
         started_s = time.monotonic()
@@ -115,143 +117,80 @@ class _Packing:
                 self._write_shards(partial, pool, 2 * threads)
             finally:
                 pool.shutdown(cancel_futures=True)
-            manifest = self._manifest()
+            manifest = self.totals.manifest(self.layout, self.source.classes, self.choice)
             with writing(partial, self._needed_bytes):
                 (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         return self._report(manifest, time.monotonic() - started_s)
 
     def _write_shards(self, partial: Path, pool: ThreadPoolExecutor, ahead: int) -> None:
         layout = self.layout
-        chunks = _in_order(pool, self._encode, range(0, layout.num_samples, layout.chunk_samples), ahead)
+        chunks = _in_order(
+            pool, self.encoder.encode, range(0, layout.num_samples, layout.chunk_samples), ahead
+        )
         for first in range(0, layout.num_samples, layout.shard_samples):
             path = partial / f"shard-{len(self.totals.shards):05d}.h5"
-            self._write_shard(path, min(layout.shard_samples, layout.num_samples - first), chunks)
+            self._write_shard(path, min(layout.shard_samples, layout.num_samples - first), chunks, pool)
 
-    def _write_shard(self, path: Path, rows: int, chunks: Iterator[_Encoded]) -> None:
+    def _write_shard(self, path: Path, rows: int, chunks: Iterator[EncodedChunk], pool: Executor) -> None:
         with writing(path.parent, self._needed_bytes):
-            writer = ShardWriter(path, self.layout)
+            writer = ShardWriter(path, self.layout, pool)
         try:
             while writer.num_samples < rows:
                 chunk = next(chunks)
                 with writing(path.parent, self._needed_bytes):
                     writer.append(chunk.rows, chunk.dense, chunk.ragged)
-                self._count(chunk)
+                self.totals.add(chunk)
+                self.progress(self.totals.samples, self.layout.num_samples, self.totals.raw_bytes)
             with writing(path.parent, self._needed_bytes):
                 datasets = writer.finish()
                 stored_bytes = path.stat().st_size
         except BaseException:
             writer.abandon()
             raise
-        self.totals.shards.append({"file": path.name, "num_samples": rows, "bytes": stored_bytes})
-        self.totals.stored_bytes += sum(item.stored_bytes for item in datasets)
-        self.totals.datasets += [
-            (item.name, item.shape, item.dtype, np.array(item.digests, np.uint64)) for item in datasets
-        ]
-
-    def _count(self, chunk: _Encoded) -> None:
-        self.totals.samples += chunk.rows
-        self.totals.encoded_bytes += sum(len(stored) for stored in chunk.dense.values())
-        self.totals.encoded_bytes += sum(rows.values.nbytes for rows in chunk.ragged.values())
-        for name, moments in chunk.moments.items():
-            before = self.totals.moments.get(name)
-            self.totals.moments[name] = moments if before is None else before.merged(moments)
-        done, total = self.totals.samples, self.layout.num_samples
-        self.progress(done, total, self.layout.raw_bytes * done // total)
-
-    def _encode(self, start: int) -> _Encoded:
-        """Read and encode one sample chunk; runs in the pool."""
-        stop = min(start + self.layout.chunk_samples, self.layout.num_samples)
-        columns = self.source.read(start, stop)
-        dense, ragged, moments = {}, {}, {}
-        for name, item in self.layout.fields.items():
-            values = columns[name]
-            if isinstance(values, Ragged):
-                ragged[name] = values
-                continue
-            values = _converted(values, item, start)
-            moments[name] = Moments.of(values, channels_of(item.sample_shape))
-            dense[name] = self.pipelines[name].encode(padded(values, self.layout.chunk_samples))
-        return _Encoded(stop - start, dense, ragged, moments)
+        self.totals.add_shard(path.name, rows, stored_bytes, datasets)
 
     def _needed_bytes(self) -> int:
         """Estimate of the stored size of the whole set, from what has been stored so far; raw before that."""
         done = self.totals.samples
         return self.totals.encoded_bytes * self.layout.num_samples // done if done else self.layout.raw_bytes
 
-    def _manifest(self) -> dict[str, Any]:
-        manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "num_samples": self.layout.num_samples,
-            "chunk_samples": self.layout.chunk_samples,
-            "shards": self.totals.shards,
-            "fields": {name: self._field_entry(item) for name, item in self.layout.fields.items()},
-            "classes": None if self.source.classes is None else list(self.source.classes),
-            "raw_bytes": self.layout.raw_bytes,
-            "stored_bytes": self.totals.stored_bytes,
-            "identity": identity_of(self.totals.datasets),
-        }
-        return manifest | {"manifest_digest": manifest_digest(manifest)}
-
-    def _field_entry(self, item: Field) -> dict[str, Any]:
-        moments = self.totals.moments.get(item.name)
-        return {
-            "kind": item.kind,
-            "dtype": item.dtype.str,
-            "shape": list(item.sample_shape),
-            "codec": item.codec,
-            "mean": None if moments is None else _number(moments.mean, item),
-            "std": None if moments is None else _number(moments.std, item),
-        }
-
     def _report(self, manifest: Mapping[str, Any], seconds: float) -> PackReport:
-        warnings = self.source.warnings + tuple(
-            f"field {name!r} has values that are not finite: no mean and standard deviation are stored"
-            for name, moments in self.totals.moments.items()
-            if not np.isfinite(moments.squares).all()
-        )
-        if self.options.store and all(item.dtype.kind != "f" for item in self.layout.fields.values()):
-            warnings += (f"--store {self.options.store} changed nothing: no field holds floats",)
+        fields = self.layout.fields
         return PackReport(
             root=self.root,
             num_samples=self.layout.num_samples,
             num_shards=len(self.totals.shards),
             chunk_samples=self.layout.chunk_samples,
-            raw_bytes=self.layout.raw_bytes,
+            raw_bytes=self.totals.raw_bytes,
             stored_bytes=self.totals.stored_bytes,
             seconds=seconds,
             identity=manifest["identity"],
-            warnings=warnings,
+            warnings=self.source.warnings + self._warnings(),
+            codec=self.options.codec,
+            keep_bits={name: item.keep_bits for name, item in fields.items() if item.keep_bits is not None},
+            choice=self.choice,
         )
 
-
-def _converted(values: npt.NDArray[Any], item: Field, start: int) -> npt.NDArray[Any]:
-    """`values` in the stored type; refuses finite values that it cannot hold. `start`: id of the first sample."""
-    if values.dtype == item.dtype:
-        return values
-    with np.errstate(over="ignore"):
-        stored = values.astype(item.dtype)
-    lost = np.isinf(stored) & np.isfinite(values)
-    if lost.any():
-        where = np.argwhere(lost)[0]
-        raise DataError(
-            f"field {item.name!r}, sample {start + where[0]}: {values[tuple(where)]} is beyond {item.dtype.name} "
-            f"(largest {np.finfo(item.dtype).max}); scale the field or leave out --store"
-        )
-    return stored
-
-
-def _number(value: npt.NDArray[np.float64], item: Field) -> list[float] | float | None:
-    if not np.isfinite(value).all():
-        return None
-    return [float(x) for x in value] if channels_of(item.sample_shape) else float(value[0])
+    def _warnings(self) -> tuple[str, ...]:
+        warnings = [
+            f"field {name!r} has values that are not finite: no mean and standard deviation are stored"
+            for name in self.totals.not_finite()
+        ]
+        if all(item.dtype.kind != "f" for item in self.layout.fields.values()):
+            given = {"--store": self.options.store, "--keep-bits": self.options.keep_bits}
+            warnings += [
+                f"{option} {value} changed nothing: no field holds floats"
+                for option, value in given.items()
+                if value is not None
+            ]
+        return tuple(warnings)
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, function: Callable[[int], _Encoded], items: range, ahead: int
-) -> Iterator[_Encoded]:
+    pool: ThreadPoolExecutor, function: Callable[[int], EncodedChunk], items: range, ahead: int
+) -> Iterator[EncodedChunk]:
     """Results in order, with at most `ahead` of them under way or waiting: memory stays bounded."""
-    waiting: deque[Future[_Encoded]] = deque()
+    waiting: deque[Future[EncodedChunk]] = deque()
     for item in items:
         waiting.append(pool.submit(function, item))
         if len(waiting) >= ahead:

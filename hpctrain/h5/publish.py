@@ -34,14 +34,14 @@ def publishing(target: Path, marker: str, overwrite: bool = False) -> Iterator[P
     `StorageError` when the directory cannot be made or renamed.
     """
     target = target.absolute()
-    _check_target(target, marker, overwrite)
+    check_target(target, marker, overwrite)
     _clean_up(target)
     partial = _sibling(target, "partial")
     try:
         _make(partial)
         yield partial
         fsync_tree(partial)
-        _check_target(target, marker, overwrite)
+        check_target(target, marker, overwrite)
         _move(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -79,7 +79,8 @@ def _fsync(path: Path) -> None:
         ) from error
 
 
-def _check_target(target: Path, marker: str, overwrite: bool) -> None:
+def check_target(target: Path, marker: str, overwrite: bool) -> None:
+    """Raise `UsageError` where `publishing` would refuse the target."""
     if not os.path.lexists(target):
         return
     if not target.is_dir() or target.is_symlink():

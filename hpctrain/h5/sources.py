@@ -1,14 +1,14 @@
-"""What can be packed: `Source`, arrays and `.npy` files, and which kind of source a path is.
+"""What can be packed: `Source`, and arrays as one; which kind of source a path is says `opening`.
 
 A source knows its fields and how many samples it has, and reads any range of them; it is read from several
-threads. Pictures are in `images`, tables of pictures and text in `tables`.
+threads. Pictures are in `images`, tables of pictures and text in `tables`, archives of arrays in `npz`, HDF5 files in
+`hdf5_source`, packed sets in `packed_source`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -21,7 +21,12 @@ from hpctrain.h5.ragged import Ragged
 Columns = dict[str, npt.NDArray[Any] | Ragged]
 
 _FIELD_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+RAGGED_TYPES: Final = tuple(map(np.dtype, (np.uint8, np.uint16, np.int32, np.int64)))
 _RESERVED: Final = "id"  # batches carry the global sample ids under this name
+
+
+class UnpackableError(DataError):
+    """Samples of a type or shape that cannot be packed."""
 
 
 class Source(Protocol):
@@ -52,7 +57,7 @@ class Source(Protocol):
         ...
 
     def num_values(self, name: str) -> int:
-        """Values of a ragged field over all samples."""
+        """Values of a ragged field over all samples; may be an estimate, the layout depends on it."""
         ...
 
 
@@ -72,8 +77,13 @@ class ArraySource:
         self._arrays = dict(arrays)
         self.classes = None if classes is None else tuple(classes)
         self.warnings = warnings
-        self.fields = {name: _field_of(name, array) for name, array in arrays.items()}
-        self.num_samples = _common_length({name: len(array) for name, array in arrays.items()})
+        self.fields = {
+            name: field_of(name, array.values.dtype, None)
+            if isinstance(array, Ragged)
+            else field_of(name, array.dtype, array.shape)
+            for name, array in arrays.items()
+        }
+        self.num_samples = common_length({name: len(array) for name, array in arrays.items()})
 
     def read(self, start: int, stop: int) -> Columns:
         """Samples [start, stop); dense ones as little-endian copies."""
@@ -90,100 +100,80 @@ class ArraySource:
         return len(array.values) if isinstance(array, Ragged) else 0
 
 
-def open_source(path: Path, size: int | None = None, gray: bool = False) -> Source:
-    """The source that a path is: a `.npy` file or a folder of them, a table, or a folder of class
-    sub-folders.
+def paired(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any] | Ragged]:
+    """Arrays NAME and NAME_offsets, both 1-D, as one ragged field NAME; the others as they are.
 
-    `size` (pixels) and `gray` apply to pictures. Raises `UsageError` for a path that is none of these, and
-    `DataError` for one that is but cannot be packed (empty, files missing, lengths that differ).
+    Raises `DataError` for offsets that do not fit the values.
     """
-    from hpctrain.h5.images import check_size, open_image_folder  # here: Pillow is not needed for arrays
-    from hpctrain.h5.tables import TABLE_SUFFIXES, open_table
-
-    if size is not None:
-        check_size(size)
-    if not path.exists():
-        raise UsageError(f"{path}: there is no such file or folder")
-    if path.is_dir():
-        entries = sorted(item for item in path.iterdir() if not item.name.startswith("."))
-        tables = [item for item in entries if item.suffix.lower() in TABLE_SUFFIXES]
-        arrays = [item for item in entries if item.suffix.lower() == ".npy"]
-        if len(tables) > 1:
-            raise UsageError(
-                f"{path} holds several tables ({', '.join(t.name for t in tables)}); name one as SRC"
-            )
-        if tables:
-            return open_table(tables[0], size, gray)
-        if arrays:
-            _refuse_picture_options(size, gray, path)
-            return open_arrays(arrays, [item.name for item in entries if item not in arrays])
-        return open_image_folder(path, size, gray)
-    if path.suffix.lower() in TABLE_SUFFIXES:
-        return open_table(path, size, gray)
-    if path.suffix.lower() == ".npy":
-        _refuse_picture_options(size, gray, path)
-        return ArraySource({"data": load_array(path)})
-    raise UsageError(
-        f"{path} cannot be packed; SRC is a folder with a sub-folder of images per class, a table (.csv or .tsv) with "
-        "a column `file`, a .npy file, or a folder of .npy files"
-    )
+    result: dict[str, npt.NDArray[Any] | Ragged] = {}
+    for name, array in arrays.items():
+        offsets = arrays.get(name + OFFSETS_SUFFIX)
+        if offsets is not None:
+            result[name] = Ragged(array, checked_offsets(repr(name), offsets, array.shape))
+        elif name.removesuffix(OFFSETS_SUFFIX) not in arrays or not name.endswith(OFFSETS_SUFFIX):
+            result[name] = array
+    return result
 
 
-def open_arrays(paths: Sequence[Path], others: Sequence[str] = ()) -> ArraySource:
-    """`.npy` files of equal first dimension, memory-mapped; the fields are named after the files.
-
-    `others`: names of files beside them that are left out. Errors as for `ArraySource` and `load_array`.
-    """
-    left_out = f"{len(others)} other files are left out (first: {others[0]})" if others else ""
-    return ArraySource(
-        {path.stem: load_array(path) for path in paths}, warnings=(left_out,) if left_out else ()
-    )
-
-
-def load_array(path: Path) -> npt.NDArray[Any]:
-    """Map a `.npy` file; nothing in it is unpickled. Raises `DataError` for what is not a whole array of numbers."""
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+def checked_offsets(
+    where: str, offsets: npt.NDArray[Any], values_shape: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """Offsets of rows in values of that shape, as int64; raises `DataError`, naming `where`, when they do not fit."""
+    if offsets.ndim != 1 or len(offsets) == 0 or offsets.dtype.kind not in "ui" or len(values_shape) != 1:
         raise DataError(
-            f"{path}: cannot be read as an array of numbers: {error}; "
-            "save it again with numpy.save, without objects in it"
-        ) from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise DataError(f"{path}: holds several arrays (.npz); save each as a .npy file of its own")
-    return array
+            f"{where} has shape {values_shape}, and its offsets {offsets.shape} of {offsets.dtype}; "
+            "a ragged field needs 1-D values and one offset more than it has rows"
+        )
+    checked = np.asarray(offsets, np.int64)
+    if checked[0] != 0 or checked[-1] != values_shape[0] or np.any(np.diff(checked) < 0):
+        raise DataError(
+            f"{where}: its offsets go from {checked[0]} to {checked[-1]}; they must ascend from 0 to the "
+            f"{values_shape[0]} values there are"
+        )
+    return checked
+
+
+def is_field_name(name: str) -> bool:
+    """Whether a field can have this name."""
+    return bool(_FIELD_NAME.fullmatch(name)) and not name.endswith(OFFSETS_SUFFIX) and name != _RESERVED
 
 
 def check_field_name(name: str) -> None:
     """Raise `UsageError` for a name that cannot be a field."""
-    if not _FIELD_NAME.fullmatch(name) or name.endswith(OFFSETS_SUFFIX) or name == _RESERVED:
+    if not is_field_name(name):
         raise UsageError(
             f"{name!r} cannot name a field: a letter, then up to 63 letters, digits, '_', '.' or '-'; "
             f"not ending in {OFFSETS_SUFFIX!r}, and not {_RESERVED!r}, which numbers the samples; rename it"
         )
 
 
-def _field_of(name: str, array: npt.NDArray[Any] | Ragged) -> Field:
+def field_of(name: str, found: np.dtype[Any], shape: tuple[int, ...] | None, where: str = "") -> Field:
+    """The field that an array of samples makes; of rows of any length where `shape` is None.
+
+    Raises `UnpackableError` for types and shapes that cannot be packed, `UsageError` for a name that cannot be a field;
+    `where` says where the array is, if not in a field of that name.
+    """
     check_field_name(name)
-    if isinstance(array, Ragged):
-        if array.values.dtype not in (np.uint8, np.int32):
-            raise DataError(f"ragged field {name!r} has type {array.values.dtype}; it can be uint8 or int32")
-        return Field(name, "ragged", array.values.dtype.newbyteorder("<"), ())
-    dtype = np.dtype(np.uint8) if array.dtype == np.bool_ else array.dtype.newbyteorder("<")
+    what = where or f"field {name!r}"
+    if shape is None:
+        if found.newbyteorder("=") not in RAGGED_TYPES:
+            names = ", ".join(item.name for item in RAGGED_TYPES)
+            raise UnpackableError(f"{what} has rows of any length and type {found}; they can be {names}")
+        return Field(name, "ragged", found.newbyteorder("<"), ())
+    dtype = np.dtype(np.uint8) if found == np.bool_ else found.newbyteorder("<")
     if dtype.kind not in "uif" or dtype.itemsize > 8:
-        raise DataError(
-            f"field {name!r} has type {array.dtype}; "
-            "only booleans, integers and floats of at most 64 bits can be packed"
+        raise UnpackableError(
+            f"{what} has type {found}; only booleans, integers and floats of at most 64 bits can be packed"
         )
-    if array.ndim == 0 or 0 in array.shape[1:]:
-        raise DataError(
-            f"field {name!r} has shape {array.shape}; it needs a first dimension of samples, and none of 0"
+    if not shape or 0 in shape[1:]:
+        raise UnpackableError(
+            f"{what} has shape {shape}; it needs a first dimension of samples, and none of 0"
         )
-    return Field(name, "dense", dtype, array.shape[1:])
+    return Field(name, "dense", dtype, shape[1:])
 
 
-def _common_length(lengths: Mapping[str, int]) -> int:
+def common_length(lengths: Mapping[str, int]) -> int:
+    """The length that all have, by name; raises `DataError` naming two that differ."""
     first = next(iter(lengths), "")
     for name, length in lengths.items():
         if length != lengths[first]:
@@ -192,8 +182,3 @@ def _common_length(lengths: Mapping[str, int]) -> int:
                 "all fields need the same first dimension"
             )
     return lengths.get(first, 0)
-
-
-def _refuse_picture_options(size: int | None, gray: bool, path: Path) -> None:
-    if size is not None or gray:
-        raise UsageError(f"--size and --gray are for pictures, but {path} is arrays; leave them out")

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hpctrain.errors import DataError, StorageError
 from hpctrain.h5.images import ImageSource
+from hpctrain.h5.options import SourceOptions
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import check_field_name
 
@@ -36,7 +37,7 @@ _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, err
 _SHOWN: Final = 3
 
 
-def open_table(path: Path, size: int | None = None, gray: bool = False) -> ImageSource:
+def open_table(path: Path, how: SourceOptions) -> ImageSource:
     """A table of pictures as a source.
 
     Raises `DataError`, with the line, for a table that is empty, ragged or has no column `file`, for empty
@@ -64,7 +65,7 @@ def open_table(path: Path, size: int | None = None, gray: bool = False) -> Image
             arrays[name] = np.array([numbers[cell] for cell in cells], np.int64)
         else:
             arrays[name] = _column(path, name, cells)
-    return ImageSource(images, size, gray, arrays, classes)
+    return ImageSource(images, how, arrays, classes)
 
 
 def _read_table(path: Path) -> dict[str, list[str]]:

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import StorageError
+from hpctrain.h5.encoding import padded
 from hpctrain.h5.filters import DEFLATE, SHUFFLE, FilterPipeline
 from hpctrain.h5.index import DIGESTS_GROUP, digest_of
 from hpctrain.h5.layout import Layout, chunk_pipeline
 from hpctrain.h5.packed import Field, offsets_field
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.shardfile import ShardFile
+
+_ENCODING_AHEAD: Final = 16
+"""Chunks of values in the pool at most; not tied to its threads: the order of writes decides the bytes of a file."""
 
 
 class DatasetWriter:
@@ -56,9 +62,9 @@ class DatasetWriter:
         self.digests.append(digest_of(stored))
         self.stored_bytes += len(stored)
 
-    def append_values(self, values: npt.NDArray[Any]) -> None:
-        """Encode and add the values of one chunk, zeros after them where they are fewer."""
-        self.append(self.pipeline.encode(padded(values, self.chunk_shape[0])), len(values))
+    def encode(self, values: npt.NDArray[Any]) -> bytes:
+        """Encode the values of one chunk, zeros after them where they are fewer; safe in any thread."""
+        return self.pipeline.encode(padded(values, self.chunk_shape[0]))
 
 
 def _creation_plist(chunk_shape: tuple[int, ...], pipeline: FilterPipeline) -> h5py.h5p.PropDCID:
@@ -75,23 +81,19 @@ def _creation_plist(chunk_shape: tuple[int, ...], pipeline: FilterPipeline) -> h
     return plist
 
 
-def padded(values: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """`values`, contiguous, with zeros after them up to `rows` along axis 0: edge chunks are stored full size."""
-    if len(values) == rows:
-        return np.ascontiguousarray(values)
-    full = np.zeros((rows, *values.shape[1:]), values.dtype)
-    full[: len(values)] = values
-    return full
-
-
 class _RaggedWriter:
-    """Values and offsets of one ragged field."""
+    """Values and offsets of one ragged field.
 
-    def __init__(self, file: h5py.File, field: Field, layout: Layout) -> None:
+    Chunks of values are cut here, in order, and encoded in the pool while further ones arrive.
+    """
+
+    def __init__(self, file: h5py.File, field: Field, layout: Layout, pool: Executor) -> None:
         self._flat = DatasetWriter(file, field, (layout.chunk_values[field.name],))
         self._table = DatasetWriter(file, offsets_field(field), (layout.offsets_chunk,))
         self._rest = np.empty(0, field.dtype)
         self._offsets = [np.zeros(1, np.int64)]
+        self._pool = pool
+        self._encoding: deque[tuple[Future[bytes], int]] = deque()
 
     def append(self, rows: Ragged) -> None:
         self._offsets.append(rows.offsets[1:] - rows.offsets[0] + self._offsets[-1][-1])
@@ -99,23 +101,35 @@ class _RaggedWriter:
         step = self._flat.chunk_shape[0]
         whole = len(values) // step * step
         for start in range(0, whole, step):
-            self._flat.append_values(values[start : start + step])
+            self._encode(values[start : start + step])
         self._rest = values[whole:]
+
+    def _encode(self, values: npt.NDArray[Any]) -> None:
+        self._encoding.append((self._pool.submit(self._flat.encode, values), len(values)))
+        if len(self._encoding) > _ENCODING_AHEAD:
+            self._write_oldest()
+
+    def _write_oldest(self) -> None:
+        encoded, count = self._encoding.popleft()
+        self._flat.append(encoded.result(), count)
 
     def finish(self) -> list[DatasetWriter]:
         if len(self._rest):
-            self._flat.append_values(self._rest)
+            self._encode(self._rest)
+        while self._encoding:
+            self._write_oldest()
         offsets = np.concatenate(self._offsets)
         step = self._table.chunk_shape[0]
         for start in range(0, len(offsets), step):
-            self._table.append_values(offsets[start : start + step])
+            part = offsets[start : start + step]
+            self._table.append(self._table.encode(part), len(part))
         return [self._flat, self._table]
 
 
 class ShardWriter:
-    """Writes one shard, sample chunk by sample chunk, in order."""
+    """Writes one shard, sample chunk by sample chunk, in order; `pool` encodes the values of ragged fields."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: Layout, pool: Executor) -> None:
         import hdf5plugin  # noqa: F401  (registers the filters: HDF5 makes no dataset with one it does not have)
 
         self.path = path
@@ -125,15 +139,15 @@ class ShardWriter:
         self._below = ShardFile(path)
         try:
             self._file = h5py.File(self._below, "w", libver="earliest")
-            self._make_datasets(layout)
+            self._make_datasets(layout, pool)
         except BaseException:
             self.abandon()
             raise
 
-    def _make_datasets(self, layout: Layout) -> None:
+    def _make_datasets(self, layout: Layout, pool: Executor) -> None:
         for name, field in layout.fields.items():
             if field.kind == "ragged":
-                self._ragged[name] = _RaggedWriter(self._file, field, layout)
+                self._ragged[name] = _RaggedWriter(self._file, field, layout, pool)
             else:
                 shape = (layout.chunk_samples, *field.sample_shape)
                 self._dense[name] = DatasetWriter(self._file, field, shape)

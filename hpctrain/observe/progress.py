@@ -19,7 +19,7 @@ _INTERVAL_S = 10.0
 _OTHERS_S = 1.0
 _OTHERS_PER_S = 50  # so many files of other ranks may be looked at per second
 # Kinds of rank 0 that are shown as a line of their own; of the other ranks only warnings are.
-_SPOKEN = ("restore", "refused_checkpoint", "checkpoint_failed", "evaluate", "warning", "stop")
+_SPOKEN = ("restore", "refused_checkpoint", "checkpoint_failed", "evaluate", "warning", "advice", "stop")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Progress:
             self._take_step(event)
         elif event["kind"] == "checkpoint":
             self._pace = replace(self._pace, save_s=float(event.get("seconds", 0.0)))
-        elif event["kind"] in _SPOKEN:
+        elif event["kind"] in _SPOKEN or (event["kind"] == "reading" and "message" in event):
             self._say_once(describe_event(event))
 
     def _take_step(self, event: dict[str, Any]) -> None:

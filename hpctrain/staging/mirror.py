@@ -19,6 +19,7 @@ import stat
 from pathlib import Path
 
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.h5.chunks import Allocate, fresh, pread_into
 from hpctrain.h5.filters import Buffer
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.packed import PackedSet
@@ -54,9 +55,11 @@ class Mirror:
         """Whether the map says that the chunk is present."""
         return os.pread(self._map, 1, self._slot(index, chunk)) == b"\1"
 
-    def read(self, index: ChunkIndex, chunk: int) -> bytes:
+    def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
         """The bytes at the chunk's place; not verified, short where the file is damaged. Raises `OSError`."""
-        return os.pread(self._files[index.path], int(index.sizes[chunk]), int(index.offsets[chunk]))
+        stored = allocate(int(index.sizes[chunk]))
+        done = pread_into(self._files[index.path], stored, int(index.offsets[chunk]))
+        return stored[:done].data
 
     def write(self, index: ChunkIndex, chunk: int, stored: Buffer) -> None:
         """Store a verified chunk and then mark it present. Raises `OSError` (a full disk among others)."""

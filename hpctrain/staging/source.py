@@ -10,9 +10,10 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
+from hpctrain.errors import DataError
+from hpctrain.h5.chunks import Allocate, ChunkSource, fresh, verify
 from hpctrain.h5.filters import Buffer
-from hpctrain.h5.index import ChunkIndex, digest_of
-from hpctrain.h5.reader import ChunkSource
+from hpctrain.h5.index import ChunkIndex
 from hpctrain.resilience.faults import fault_point
 from hpctrain.staging.mirror import Mirror
 
@@ -39,12 +40,12 @@ class StagedSource:
         self.writable = True
         """False once the mirror took no more."""
 
-    def read(self, index: ChunkIndex, chunk: int) -> Buffer:
+    def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
         """The stored bytes of a chunk, verified. Raises what the shared source raises."""
-        local = self._read_local(index, chunk)
+        local = self._read_local(index, chunk, allocate)
         if local is not None:
             return local
-        stored = self._shared.read(index, chunk)
+        stored = self._shared.read(index, chunk, allocate)
         with self._lock:
             self.counters.shared_bytes += len(stored)
         self._write_local(index, chunk, stored)
@@ -55,15 +56,17 @@ class StagedSource:
         if self.writable and not self._mirror.has(index, chunk):
             self.read(index, chunk)
 
-    def _read_local(self, index: ChunkIndex, chunk: int) -> bytes | None:
+    def _read_local(self, index: ChunkIndex, chunk: int, allocate: Allocate) -> Buffer | None:
         try:
             if not self._mirror.has(index, chunk):
                 return None
-            stored = self._mirror.read(index, chunk)
+            stored = self._mirror.read(index, chunk, allocate)
         except OSError as error:
             self.stop_writing(f"reading the mirror failed: {error}")
             return None
-        if digest_of(stored) != int(index.digests[chunk]):
+        try:
+            verify(index, chunk, stored)
+        except DataError:
             self._damaged(index, chunk)
             return None
         with self._lock:

@@ -1,105 +1,79 @@
-"""The data of a run, seen from one rank: the packed sets, opened once and broadcast, and the road to the batch."""
+"""The data of a run, seen from one rank: the road from the shared file to the batch, and what it says of itself."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
 
 from hpctrain.checkpoint.snapshot import Cursor
 from hpctrain.comm.world import World
 from hpctrain.config import RunConfig
+from hpctrain.data.advice import EpochReading, advise, slowest, summarize
+from hpctrain.data.assembler import Assembler
 from hpctrain.data.loader import Loader
+from hpctrain.data.mixing import quality
 from hpctrain.data.plan import Plan
-from hpctrain.errors import ConfigError, HpctrainError, StorageError
-from hpctrain.h5.packed import PackedSet, open_packed
-from hpctrain.h5.reader import ChunkSource, FileSource
+from hpctrain.data.preprocess import Preprocessor
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.h5.chunks import FileSource
+from hpctrain.h5.packed import PackedSet
+from hpctrain.h5.reader import ChunkSource
 from hpctrain.staging.mirror import Mirror
 from hpctrain.staging.source import StagedSource, StagingCounters
 from hpctrain.staging.stager import Stager
 
 Emit = Callable[..., None]
-Result = TypeVar("Result")
 
-
-def on_root(world: World, action: Callable[[], Result]) -> Result:
-    """Run `action` on rank 0 and give its result, or its error, to every rank: one rank loads the file system."""
-    outcome: tuple[Result | None, HpctrainError | None] = (None, None)
-    if world.is_root:
-        try:
-            outcome = (action(), None)
-        except HpctrainError as error:
-            outcome = (None, error)
-    result, failure = world.comm.bcast(outcome, root=0)
-    if failure is not None:
-        raise failure
-    return result  # type: ignore[no-any-return]
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedSets:
-    """The packed sets of a run."""
-
-    train: PackedSet
-    evaluate: PackedSet | None
-
-    @property
-    def identity(self) -> dict[str, str | None]:
-        """What a restart compares."""
-        return {
-            "train": self.train.identity,
-            "evaluate": None if self.evaluate is None else self.evaluate.identity,
-        }
-
-
-def open_sets(config: RunConfig) -> PackedSets:
-    """Open and check both sets (on one rank). Raises `DataError` or `ConfigError`."""
-    train = open_packed(config.data.train)
-    evaluate = None if config.data.evaluate is None else open_packed(config.data.evaluate)
-    if evaluate is not None and (missing := sorted(set(train.fields) - set(evaluate.fields))):
-        raise ConfigError(
-            f"data.evaluate = {config.data.evaluate}: fields {', '.join(missing)} of the training set are missing there"
-        )
-    return PackedSets(train, evaluate)
-
-
-def make_plan(config: RunConfig, packed: PackedSet) -> Plan:
-    """The plan of a run."""
-    lanes = config.lanes
-    return Plan(
-        packed.chunk_sizes, lanes.num_lanes, lanes.lane_batch, config.train.seed, config.data.window_chunks
-    )
-
-
-def io_threads(config: RunConfig, ranks_on_node: int) -> int:
-    """Reading threads of this rank: as configured, else its share of the cores it may use less the compute threads."""
-    if config.data.io_threads:
-        return config.data.io_threads
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(16, cores // ranks_on_node - config.precision.compute_threads))
+_MIB = 1 << 20
+_MAX_IO_THREADS = 16
+_MIXING_SAMPLES = 4_000_000
+"""Samples of a rank for which the quality of the mixing is worked out; it takes 0.6 s a million."""
 
 
 class DataPath:
-    """Shared file -> mirror -> decoded chunk -> batch, for this rank's lanes. A context manager."""
+    """Shared file -> mirror -> chunk -> batch, for this rank's lanes. A context manager."""
 
     def __init__(
-        self, config: RunConfig, packed: PackedSet, plan: Plan, world: World, cursor: Cursor, emit: Emit
+        self,
+        config: RunConfig,
+        packed: PackedSet,
+        plan: Plan,
+        world: World,
+        cursor: Cursor,
+        preprocessor: Preprocessor,
+        emit: Emit,
+        index_s: float = 0.0,
     ) -> None:
         self._config, self._packed, self._plan, self._world, self._emit = config, packed, plan, world, emit
         self._stack = ExitStack()
-        self.files = FileSource()
+        self.files = FileSource(config.data.page_cache)
         self._stack.callback(self.files.close)
         self.staged: StagedSource | None = None
         self.source: ChunkSource = self.files
         if config.staging.dir is not None:
             self._stage(config.staging.dir, range(cursor.epoch, config.train.epochs))
-        threads = io_threads(config, world.local_size)
-        self.loader = Loader(packed, self.source, plan, world.lanes, threads, config.data.prefetch_steps)
+        self.io_threads = config.data.io_threads or io_threads(world, config.precision.compute_threads)
+        self._budget_bytes = int(config.data.memory_budget_mib * _MIB)
+        self.loader = Loader(
+            packed,
+            self.source,
+            plan,
+            world.lanes,
+            self.io_threads,
+            config.data.prefetch_steps,
+            self._budget_bytes,
+            preprocessor.fields,
+        )
         self._stack.callback(self.loader.close)
+        self.loader.times.add(index_s=index_s)
+        self._epoch_begun_s, self._dropped_before, self._advised = time.monotonic(), 0, False
+        self._tell_mixing(cursor.epoch)
 
     @property
     def num_samples(self) -> int:
@@ -111,7 +85,39 @@ class DataPath:
         """What staging did so far in this process; zeros without staging."""
         return self.staged.counters if self.staged else StagingCounters()
 
+    def assembler(self, packed: PackedSet, preprocessor: Preprocessor) -> Assembler:
+        """For evaluation: batches of another set, from its shared files; to be closed by the caller."""
+        ahead = self._config.data.prefetch_steps
+        return Assembler(packed, self.files, self.io_threads, ahead, self._budget_bytes, preprocessor.fields)
+
+    def tell_epoch(self, epoch: int) -> None:
+        """Say how the epoch that just ended was read, on rank 0 for all ranks. Collective."""
+        now_s, dropped = time.monotonic(), self.loader.dropped_chunks
+        mine = EpochReading(
+            self.loader.times.take(),
+            now_s - self._epoch_begun_s,
+            self.io_threads,
+            dropped - self._dropped_before,
+        )
+        self._epoch_begun_s, self._dropped_before = now_s, dropped
+        readings = self._world.comm.gather(mine, root=0)
+        if readings is not None:
+            ranks = [_rounded(reading) for reading in readings]
+            said = {"message": text} if (text := summarize(epoch, readings)) else {}
+            self._emit("reading", epoch=epoch, slowest=slowest(readings), ranks=ranks, **said)
+            if not self._advised and (advice := advise(readings)):
+                self._advised = True  # the next epoch would say it with other numbers
+                self._emit("advice", message=advice)
+
     def _stage(self, directory: Path, epochs: range) -> None:
+        if any(index.digests is None for shard in self._packed.shards for index in shard.dense.values()):
+            if self._world.is_root:
+                self._emit(
+                    "warning",
+                    message="no staging: staging.dir is for packed sets, whose chunks have digests; reading the files "
+                    "where they lie (hpctrain pack makes a set of them)",
+                )
+            return
         try:
             mirror = Mirror(staging_directory(directory), self._packed)
         except StorageError as error:  # a full or failing disk; one that others may write to is a ConfigError
@@ -129,6 +135,17 @@ class DataPath:
         counters = dataclasses.asdict(self.counters)
         self._emit("staging", chunks=mirror.present_chunks(), total=mirror.num_chunks, **counters)
 
+    def _tell_mixing(self, epoch: int) -> None:
+        """Say on rank 0, when it is known, how well the first epoch is mixed; training does not wait for it."""
+        if not self._world.is_root or self._plan.num_samples // self._world.size > _MIXING_SAMPLES:
+            return
+
+        def tell() -> None:
+            found = quality(self._plan, epoch, self._world.lanes)
+            self._emit("mixing", epoch=epoch, **dataclasses.asdict(found))
+
+        threading.Thread(target=tell, name="mixing", daemon=True).start()
+
     def __enter__(self) -> DataPath:
         return self
 
@@ -137,6 +154,19 @@ class DataPath:
     ) -> None:
         if error is None:  # a failed rank ends at once: waiting for stuck reads would hide why
             self._stack.close()
+
+
+def io_threads(world: World, compute_threads: int) -> int:
+    """Reading threads of this rank: its share of the cores it may use, less the compute threads. Collective.
+
+    A launcher may bind each rank to cores of its own, or leave the node to all of them: a core counts for as many ranks
+    as may run on it.
+    """
+    mine = os.sched_getaffinity(0)
+    everyone = world.comm.allgather((world.rank - world.local_rank, mine))
+    here = [cores for node, cores in everyone if node == world.rank - world.local_rank]
+    share = sum(1 / sum(core in cores for cores in here) for core in mine)
+    return max(1, min(_MAX_IO_THREADS, int(share + 1e-6) - compute_threads))
 
 
 def staging_directory(configured: Path) -> Path:
@@ -152,10 +182,7 @@ def staging_directory(configured: Path) -> Path:
     return expanded
 
 
-def check_identity(recorded: dict[str, Any] | None, found: dict[str, str | None], run_dir: Path) -> None:
-    """Raise `ConfigError` where the run began on other data."""
-    if recorded is not None and recorded["train"] != found["train"]:
-        raise ConfigError(
-            f"{run_dir}: the run began on the packed set {recorded['train']}, data.train is now {found['train']}; the "
-            "weights would differ: put the old set back, or begin a new run in another --dir"
-        )
+def _rounded(reading: EpochReading) -> dict[str, float]:
+    """For an event."""
+    seconds = {name: round(value, 4) for name, value in dataclasses.asdict(reading.times).items()}
+    return {"epoch_s": round(reading.epoch_s, 4), **seconds, "dropped_chunks": reading.dropped_chunks}

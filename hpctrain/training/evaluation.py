@@ -6,18 +6,17 @@ The result does not depend on the number of ranks. When asked to leave, each ran
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from hpctrain.comm.world import World
-from hpctrain.data.loader import Fields, by_chunk, gather
+from hpctrain.data.assembler import AssembledStep, Assembler
+from hpctrain.data.requests import Requests
 from hpctrain.errors import ConfigError
 from hpctrain.h5.packed import PackedSet
-from hpctrain.h5.reader import ChunkSource, read_sample_chunk
 from hpctrain.resilience.faults import fault_point
 from hpctrain.resilience.signals import StopFlag
 from hpctrain.training.batches import to_torch
@@ -36,13 +35,13 @@ class Evaluator:
         task: Task,
         model: nn.Module,
         packed: PackedSet,
-        source: ChunkSource,
+        new_assembler: Callable[[], Assembler],
         world: World,
         batch_samples: int,
         seed: int,
         device: torch.device,
     ) -> None:
-        self._task, self._model, self._packed, self._source = task, model, packed, source
+        self._task, self._model, self._packed, self._new_assembler = task, model, packed, new_assembler
         self._world, self._batch_samples, self._seed, self._device = world, batch_samples, seed, device
 
     def run(self, step: int, stop: StopFlag, phases: Phases) -> dict[str, float] | None:
@@ -52,12 +51,15 @@ class Evaluator:
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
-            for number in range(self._world.rank, self.num_batches, self._world.size):
-                if stop.requested:
-                    break
-                phases.still_alive("evaluate", step)
-                fault_point("evaluate", step)
-                mine[number] = self._evaluate(number, step)
+            with self._new_assembler() as assembler:
+                numbers = range(self._world.rank, self.num_batches, self._world.size)
+                read = assembler.run([self._requests(numbers)], self._batch_samples)
+                for number, assembled in zip(numbers, read, strict=True):
+                    if stop.requested:
+                        break
+                    phases.still_alive("evaluate", step)
+                    fault_point("evaluate", step)
+                    mine[number] = self._evaluate(number, step, assembled)
         finally:
             for module, training in modes:
                 module.training = training
@@ -72,10 +74,17 @@ class Evaluator:
         """Evaluation batches over all ranks."""
         return -(-self._packed.num_samples // self._batch_samples)
 
-    def _evaluate(self, number: int, step: int) -> Metrics:
-        first = number * self._batch_samples
-        samples = np.arange(first, min(first + self._batch_samples, self._packed.num_samples), dtype=np.int64)
-        batch = to_torch(samples, self._read(samples), self._device)
+    def _requests(self, numbers: range) -> Requests:
+        """The batches of these numbers, each a run of samples in file order."""
+        cuts = [(n * self._batch_samples, (n + 1) * self._batch_samples) for n in numbers]
+        parts = [np.arange(begin, min(end, self._packed.num_samples)) for begin, end in cuts]
+        samples = np.concatenate([np.zeros(0, np.int64), *parts])
+        bounds = np.concatenate(([0], np.cumsum([len(part) for part in parts], dtype=np.int64)))
+        starts = np.concatenate(([0], np.cumsum(self._packed.chunk_sizes)))
+        return Requests(0, samples, bounds, np.searchsorted(starts, samples, side="right") - 1)
+
+    def _evaluate(self, number: int, step: int, assembled: AssembledStep) -> Metrics:
+        batch = to_torch(assembled.samples, assembled.fields, self._device)
         seed_evaluation(self._seed, step, number)
         with torch.no_grad():
             metrics = self._task.evaluate(self._model, batch)
@@ -85,17 +94,6 @@ class Evaluator:
             raise ConfigError(
                 f"{type(self._task).__name__}.evaluate must return {{name: (mean, weight)}}, got {metrics!r}"
             ) from error
-
-    def _read(self, samples: NDArray[np.int64]) -> Fields:
-        starts = np.concatenate(([0], np.cumsum(self._packed.chunk_sizes)))
-        wanted = list(by_chunk(np.searchsorted(starts, samples, side="right").astype(np.int64) - 1))
-        with ThreadPoolExecutor(2, thread_name_prefix="evaluate") as pool:
-            decoded = pool.map(lambda item: read_sample_chunk(self._packed, self._source, item[0]), wanted)
-            pieces = [
-                (fields, samples[positions] - starts[chunk], positions)
-                for (chunk, positions), fields in zip(wanted, decoded, strict=True)
-            ]
-        return gather(self._packed, pieces, len(samples))
 
 
 def combine_metrics(batches: list[Metrics]) -> dict[str, float]:

@@ -26,12 +26,13 @@ from hpctrain.observe.events import EventLog
 from hpctrain.resilience.faults import fault_point
 from hpctrain.resilience.signals import StopFlag
 from hpctrain.training.batches import chain_samples, hash_samples, to_torch
-from hpctrain.training.data_path import DataPath, on_root
+from hpctrain.training.data_path import DataPath
 from hpctrain.training.evaluation import Evaluator
 from hpctrain.training.model import refusing_local_statistics
 from hpctrain.training.phases import Phases
 from hpctrain.training.randomness import seed_lane
 from hpctrain.training.schedule import Schedule
+from hpctrain.training.sets import on_root
 from hpctrain.training.task import Task
 
 
@@ -95,6 +96,8 @@ def _train(run: Run) -> bool:
             break
         verdict = take_step(run, batches)
         progress.after_step(verdict)
+        if run.cursor.step_in_epoch == 0:
+            run.data.tell_epoch(run.cursor.epoch - 1)
         if verdict.stop:
             return leave(run)
         if verdict.save_due:

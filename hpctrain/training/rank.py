@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,28 @@ from hpctrain.checkpoint.writer import CheckpointWriter
 from hpctrain.comm.guard import LockstepGuard
 from hpctrain.comm.reducer import GradientReducer
 from hpctrain.comm.world import World, lane_efficiency, start_world
+from hpctrain.data.assembler import Assembler
 from hpctrain.data.plan import Plan
+from hpctrain.data.preprocess import Preprocessor, SampleFunction
 from hpctrain.durable import replace_file
 from hpctrain.resilience.attempts import write_restored
 from hpctrain.training.attempt import RankAttempt
-from hpctrain.training.data_path import DataPath, PackedSets, check_identity, make_plan, on_root, open_sets
+from hpctrain.training.data_path import DataPath
 from hpctrain.training.evaluation import Evaluator
 from hpctrain.training.loop import Run, train
 from hpctrain.training.model import build_model, build_optimizer, choose_device
 from hpctrain.training.numerics import compare_with_run, differences, fingerprint
 from hpctrain.training.result import write_result
 from hpctrain.training.schedule import Schedule
-from hpctrain.training.task import DatasetInfo, Task, has_evaluate, load_task
+from hpctrain.training.sets import (
+    PackedSets,
+    check_identity,
+    make_plan,
+    make_preprocessor,
+    on_root,
+    open_sets,
+)
+from hpctrain.training.task import DatasetInfo, Task, has_evaluate, load_functions, load_task
 
 
 def run_rank(attempt: RankAttempt) -> bool:
@@ -44,7 +55,10 @@ def run_rank(attempt: RankAttempt) -> bool:
     if leaving:
         return False  # nothing new to save
     config, emit = attempt.config, attempt.events.emit
-    with DataPath(config, parts.sets.train, parts.plan, parts.world, cursor, emit) as data:
+    train_set, index_s = parts.sets.train, parts.index_s
+    with DataPath(
+        config, train_set, parts.plan, parts.world, cursor, parts.preprocessor, emit, index_s
+    ) as data:
         run = _assemble(attempt, parts, store, cursor, data)
         finished = train(run)
         run.writer.wait()
@@ -60,6 +74,9 @@ class _Parts:
     world: World
     task: Task
     sets: PackedSets
+    preprocessor: Preprocessor
+    functions: dict[str, SampleFunction]
+    index_s: float
     plan: Plan
     device: torch.device
     model: torch.nn.Module
@@ -72,20 +89,29 @@ def _set_up(attempt: RankAttempt) -> _Parts:
     config = attempt.config
     world = start_world(int(attempt.start["num_ranks"]), config.lanes.num_lanes)
     task = load_task(config.task.name, config.task.options, Path(attempt.start["task_dir"]))
-    sets: PackedSets = on_root(world, lambda: open_sets(config))
+    begun_s = time.perf_counter()
+    sets: PackedSets = on_root(world, lambda: open_sets(config, attempt.run_dir / "index"))
+    index_s = time.perf_counter() - begun_s
     recorded = on_root(world, lambda: _identity(attempt, sets))
     check_identity(recorded, sets.identity, attempt.run_dir)
-    task.setup(DatasetInfo.of(sets.train))
+    functions = load_functions(config, Path(attempt.start["task_dir"]))
+    preprocessor = make_preprocessor(config, sets, functions, training=True)
+    if world.is_root:
+        for text in preprocessor.warnings:
+            attempt.events.emit("warning", message=text)
+    task.setup(DatasetInfo.of(sets.train, preprocessor.outputs))
     device = choose_device(world)
     model = build_model(task, config, world, device)
     optimizer = build_optimizer(task, model, config)
     bucket_bytes = int(config.comm.bucket_mib * 2**20)
     reducer = GradientReducer(model.named_parameters(), bucket_bytes, config.precision.wire)
     _announce(attempt, world, reducer.order_of_sums(world.rank))
-    plan = make_plan(config, sets.train)
+    plan = make_plan(config, sets)
     # here, before a restored state brings the rate of its own step: the schedule takes each group's peak
     schedule = Schedule(optimizer, config.train, plan.steps_per_epoch * config.train.epochs)
-    return _Parts(world, task, sets, plan, device, model, optimizer, schedule, reducer)
+    return _Parts(
+        world, task, sets, preprocessor, functions, index_s, plan, device, model, optimizer, schedule, reducer
+    )
 
 
 def _agreed_to_leave(attempt: RankAttempt, world: World) -> bool:
@@ -187,5 +213,10 @@ def _evaluator(attempt: RankAttempt, parts: _Parts, data: DataPath) -> Evaluator
     config, packed = attempt.config, parts.sets.evaluate
     if packed is None or not has_evaluate(parts.task):
         return None
+    preprocessor = make_preprocessor(config, parts.sets, parts.functions, training=False)
     batch, seed = config.data.evaluate_batch, config.train.seed
-    return Evaluator(parts.task, parts.model, packed, data.files, parts.world, batch, seed, parts.device)
+
+    def new_assembler() -> Assembler:
+        return data.assembler(packed, preprocessor)
+
+    return Evaluator(parts.task, parts.model, packed, new_assembler, parts.world, batch, seed, parts.device)

@@ -18,11 +18,14 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hpctrain.config import RunConfig
+from hpctrain.data.preprocess import SampleFunction
 from hpctrain.errors import ConfigError
 from hpctrain.h5.packed import Field, PackedSet
 
@@ -42,10 +45,10 @@ class DatasetInfo:
     num_samples: int
 
     @classmethod
-    def of(cls, packed: PackedSet) -> DatasetInfo:
-        """The description of a packed set."""
+    def of(cls, packed: PackedSet, fields: dict[str, Field] | None = None) -> DatasetInfo:
+        """The description of a set; `fields`: what batches have after preprocessing, where there is any."""
         classes = None if packed.classes is None else list(packed.classes)
-        return cls(dict(packed.fields), classes, packed.num_samples)
+        return cls(dict(packed.fields if fields is None else fields), classes, packed.num_samples)
 
 
 class Task:
@@ -93,15 +96,7 @@ def load_task(name: str, options: dict[str, Any], folder: Path) -> Task:
 
     Raises `ConfigError` saying what cannot be imported and why.
     """
-    module_name, _, class_name = name.partition(":")
-    sys.path.insert(0, str(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(
-            f"task.name = {name!r}: importing {module_name} failed: {type(error).__name__}: {error}; it was looked up "
-            f"in {folder} and in the installed packages"
-        ) from error
+    module, class_name = _import("task.name", name, folder)
     kind = getattr(module, class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
@@ -113,3 +108,35 @@ def load_task(name: str, options: dict[str, Any], folder: Path) -> Task:
         return kind(**options)
     except TypeError as error:
         raise ConfigError(f"task.options = {options!r}: {error}") from error
+
+
+def load_functions(config: RunConfig, folder: Path) -> dict[str, SampleFunction]:
+    """The functions that preprocessing calls, by the name that the run description has for them.
+
+    Raises `ConfigError` saying what cannot be imported and why.
+    """
+    functions: dict[str, SampleFunction] = {}
+    for field, section in config.data.preprocess.items():
+        if section.function is None:
+            continue
+        key = f"data.preprocess.{field}.function"
+        module, name = _import(key, section.function, folder)
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise ConfigError(f"{key} = {section.function!r}: {module.__name__} has no function of that name")
+        functions[section.function] = function
+    return functions
+
+
+def _import(key: str, value: str, folder: Path) -> tuple[ModuleType, str]:
+    """The module of `module:name`, looked up in `folder` first, and the name."""
+    module_name, _, name = value.partition(":")
+    if str(folder) not in sys.path[:1]:
+        sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(module_name), name
+    except Exception as error:
+        raise ConfigError(
+            f"{key} = {value!r}: importing {module_name} failed: {type(error).__name__}: {error}; it was looked up "
+            f"in {folder} and in the installed packages"
+        ) from error

@@ -8,12 +8,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
+import h5py
 import numpy as np
 import pytest
 
 from hpctrain.cli import main
-from hpctrain.cli.pack import _lines
+from hpctrain.cli.pack import _lines, pack
+from hpctrain.h5.codecs import CODECS
 from hpctrain.h5.packed import open_packed
 from tests.support import ROOT, hpctrain
 
@@ -32,10 +35,48 @@ def test_a_pack_ends_with_a_summary(raw: Path, tmp_path: Path, capsys: pytest.Ca
     assert (packed.fields["data"].dtype, packed.fields["data"].codec) == (np.float16, "gzip")
     out = capsys.readouterr().out
     assert re.fullmatch(
-        rf"{tmp_path}/set: 500 samples in 3 shards, 100 per chunk; 0\.1 MB raw, 0\.1 MB stored "
+        rf"{tmp_path}/set: 500 samples in 3 shards, 100 per chunk, gzip; 0\.1 MB raw, 0\.1 MB stored "
         rf"\(ratio \d\.\d\d\), \d+\.\d MB/s; identity {packed.identity}\n",
         out,
     )
+
+
+def test_rounding_is_in_the_summary(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_ok(["pack", str(raw), str(tmp_path / "set"), "--keep-bits", "9"])
+    assert "blosc-lz4; data rounded to 9 bits; 0.3 MB raw" in capsys.readouterr().out
+
+
+def test_auto_shows_its_table_and_rule(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--codec", "auto", "--chunk-samples", "250", "--storage-gb-per-s", "0.05"]
+    main_ok(["pack", str(raw), str(tmp_path / "set"), *arguments])
+    out, err = capsys.readouterr()
+    codec = open_packed(tmp_path / "set").fields["data"].codec
+    rows = [line for line in err.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(CODECS)
+    (taken,) = (row for row in rows if "taken" in row)
+    assert taken.startswith(f"| {codec} | 250 |")
+    assert "rule: highest 1 / (1 / decode" in err
+    assert "storage 0.05 GB/s per core" in err
+    assert f"250 per chunk, {codec};" in out
+
+
+def test_the_help_names_every_codec() -> None:
+    (option,) = (item for item in get_type_hints(pack, include_extras=True)["codec"].__metadata__)
+    assert all(re.search(rf"\b{name}\b", option.help) for name in CODECS)
+
+
+def test_hdf5_fields_and_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["run/u"] = np.array([1.0, np.nan, 3.0])
+        file["run/v"] = np.arange(3)
+    command = ["pack", str(tmp_path / "x.h5"), str(tmp_path / "set")]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--on-nan", "refuse"])
+    assert ended.value.code == 65
+    assert "field 'u', sample 1: nan is not finite" in capsys.readouterr().err
+    main_ok([*command, "--field", "speed=/run/u", "--field", "/run/v"])
+    assert list(open_packed(tmp_path / "set").fields) == ["speed", "v"]
+    assert "'speed' has values that are not finite" in capsys.readouterr().err
 
 
 def main_ok(arguments: list[str]) -> None:
@@ -60,7 +101,7 @@ def test_overwrite(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["nowhere", "set"], 64, "nowhere: there is no such file or folder"),
         (["x.npy", "set", "--codec", "rar"], 64, "codec 'rar' is unknown; choose one of: none, gzip"),
         (["x.npy", "set", "--chunk-samples", "0"], 64, "chunk-samples is 0, but must be at least 1"),
-        (["x.npy", "set", "--size", "8"], 64, "--size and --gray are for pictures"),
+        (["x.npy", "set", "--size", "8"], 64, "--size, --gray and --keep-encoded are for pictures"),
         (["empty", "set"], 65, "empty has no class sub-folders (0 other entries); put"),
         (["bad", "set"], 65, "a/1.png: does not decode as an image"),
     ],

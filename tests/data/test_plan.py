@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.comm.world import deal_lanes
-from hpctrain.data.permutation import mix_key, permutation, random_words
+from hpctrain.data.permutation import mix_key, mix_keys, permutation, random_words, words_at
 from hpctrain.data.plan import Plan
+from hpctrain.errors import DataError
 
-plans = st.builds(
-    lambda sizes, lanes, batch, seed, window: Plan(np.array(sizes, np.int64), lanes, batch, seed, window),
-    st.lists(st.integers(1, 13), min_size=1, max_size=40),
-    st.integers(1, 12),
-    st.integers(1, 9),
-    st.integers(0, 2**63 - 1),
-    st.integers(1, 8),
+sizes_of_chunks = st.lists(st.integers(1, 13), min_size=1, max_size=40).map(
+    lambda sizes: np.array(sizes, np.int64)
 )
+
+
+@st.composite
+def plans(draw: st.DrawFn, balanced: bool = True) -> Plan:
+    """Any plan that promises every sample once; with balanced = False none that is dealt by class."""
+    sizes = draw(sizes_of_chunks)
+    settings = [draw(st.integers(*bounds)) for bounds in ((1, 12), (1, 9), (0, 2**63 - 1), (1, 8))]
+    order, exchange = draw(st.sampled_from(["global", "node_local"])), draw(st.floats(0, 1))
+    labels = None
+    if balanced and draw(st.booleans()):
+        # As a class of each sample: shuffled and rare classes, long runs of one, and all of one.
+        labels = np.random.default_rng(draw(st.integers(0, 99))).integers(
+            0, draw(st.integers(1, 9)), int(sizes.sum())
+        )
+        labels = np.sort(labels) if draw(st.booleans()) else labels
+    return Plan(sizes, *settings, order=order, exchange=exchange, labels=labels)
+
+
 epochs = st.integers(0, 1000)
 
 
@@ -26,13 +42,15 @@ def epoch_of(plan: Plan, epoch: int) -> list[np.ndarray]:
     return [plan.lane_samples(epoch, lane) for lane in range(plan.num_lanes)]
 
 
-@given(plans, epochs)
+@settings(max_examples=40)
+@given(plans(), epochs)
 def test_every_sample_exactly_once(plan: Plan, epoch: int) -> None:
     samples = np.concatenate(epoch_of(plan, epoch))
     assert np.array_equal(np.sort(samples), np.arange(plan.num_samples))
 
 
-@given(plans, epochs)
+@settings(max_examples=40)
+@given(plans(), epochs)
 def test_every_step_but_the_last_is_full(plan: Plan, epoch: int) -> None:
     lanes = [plan.lane_batches(epoch, lane) for lane in range(plan.num_lanes)]
     assert all(len(batches) == plan.steps_per_epoch for batches in lanes)
@@ -44,7 +62,8 @@ def test_every_step_but_the_last_is_full(plan: Plan, epoch: int) -> None:
     assert sum(len(batch) for batches in lanes for batch in batches) == plan.num_samples
 
 
-@given(plans, epochs)
+@settings(max_examples=40)
+@given(plans(balanced=False), epochs)
 def test_at_most_lanes_minus_one_chunk_touches_are_shared(plan: Plan, epoch: int) -> None:
     touched = [np.unique(plan.chunk_of(samples)) for samples in epoch_of(plan, epoch) if len(samples)]
     touches = sum(len(chunks) for chunks in touched)
@@ -53,7 +72,8 @@ def test_at_most_lanes_minus_one_chunk_touches_are_shared(plan: Plan, epoch: int
     assert touches - distinct <= plan.num_lanes - 1
 
 
-@given(plans, epochs, st.integers(1, 12))
+@settings(max_examples=40)
+@given(plans(), epochs, st.integers(1, 12))
 def test_the_order_does_not_depend_on_the_ranks(plan: Plan, epoch: int, ranks: int) -> None:
     """Dealing lanes to any number of ranks covers every lane once, in order, as evenly as it goes."""
     ranks = min(ranks, plan.num_lanes)
@@ -66,7 +86,8 @@ def test_the_order_does_not_depend_on_the_ranks(plan: Plan, epoch: int, ranks: i
     assert np.array_equal(whole, np.concatenate(by_rank))
 
 
-@given(plans, epochs)
+@settings(max_examples=40)
+@given(plans(), epochs)
 def test_a_lane_stays_in_its_window(plan: Plan, epoch: int) -> None:
     """At any moment a lane has at most `window_chunks` chunks begun and unfinished."""
     for samples in epoch_of(plan, epoch):
@@ -77,7 +98,8 @@ def test_a_lane_stays_in_its_window(plan: Plan, epoch: int) -> None:
             assert sum(first[c] <= i <= last[c] for c in first) <= plan.window_chunks
 
 
-@given(plans, epochs, st.data())
+@settings(max_examples=40)
+@given(plans(), epochs, st.data())
 def test_first_use_lists_each_chunk_once_by_step(plan: Plan, epoch: int, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, plan.num_lanes - 1))
     lanes = range(first, data.draw(st.integers(first + 1, plan.num_lanes)))
@@ -91,6 +113,31 @@ def test_first_use_lists_each_chunk_once_by_step(plan: Plan, epoch: int, data: s
     assert set(step_of) == set(order.tolist())
     steps = [step_of[chunk] for chunk in order.tolist()]
     assert steps == sorted(steps)
+
+
+@settings(max_examples=40)
+@given(sizes_of_chunks, st.integers(1, 12), st.integers(0, 2**63 - 1), st.integers(1, 8), epochs)
+def test_the_global_order_is_the_one_of_its_definition(
+    sizes: np.ndarray, lanes: int, seed: int, window: int, epoch: int
+) -> None:
+    """Written out sample by sample: chunks permuted, samples in each permuted, cut into lanes, shuffled in windows."""
+    starts = np.concatenate(([0], np.cumsum(sizes)))
+    sequence = [
+        (chunk, int(starts[chunk]) + position)
+        for chunk in permutation(mix_key(seed, epoch, 1), len(sizes)).tolist()
+        for position in permutation(mix_key(seed, epoch, 2, chunk), int(sizes[chunk])).tolist()
+    ]
+    plan = Plan(sizes, lanes, 3, seed, window)
+    for lane, (start, stop) in enumerate(itertools.pairwise(plan.lane_bounds().tolist())):
+        chunks = [
+            [sample for _, sample in run]
+            for _, run in itertools.groupby(sequence[start:stop], lambda at: at[0])
+        ]
+        expected: list[int] = []
+        for number, first in enumerate(range(0, len(chunks), window)):
+            samples = list(itertools.chain(*chunks[first : first + window]))
+            expected += [samples[i] for i in permutation(mix_key(seed, epoch, 3, lane, number), len(samples))]
+        assert plan.lane_samples(epoch, lane).tolist() == expected
 
 
 def test_epochs_seeds_and_lanes_differ() -> None:
@@ -112,6 +159,16 @@ def test_golden_order() -> None:
 
 GOLDEN = [[13, 12, 11, 1, 9, 0, 2], [10, 8, 7, 5, 3, 4, 6]]
 GOLDEN_PERMUTATION = [7, 3, 1, 2, 6, 4, 0, 5]
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=3), st.lists(st.integers(0, 2**40), max_size=5))
+def test_random_numbers_in_bulk_are_those_one_by_one(words: list[int], last: list[int]) -> None:
+    keys = mix_keys(tuple(words), np.array(last, np.int64))
+    assert keys.tolist() == [mix_key(*words, value) for value in last]
+    positions = np.arange(len(last)) * 3
+    assert words_at(keys, positions).tolist() == [
+        int(random_words(key, 3 * i + 1)[-1]) for i, key in enumerate(keys.tolist())
+    ]
 
 
 @settings(max_examples=20)
@@ -141,6 +198,40 @@ def test_permutation_positions_are_uniform() -> None:
 def test_refusals_name_the_value(sizes: list[int], lanes: int, batch: int, window: int, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Plan(np.array(sizes, np.int64), lanes, batch, 0, window)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"order": "local"}, 'order = "local".*"node_local"'),
+        ({"exchange": 1.5}, "exchange = 1.5"),
+        ({"exchange": float("nan")}, "exchange = nan"),
+        ({"weights": np.ones(4), "labels": np.zeros(4, np.int64)}, "no labels"),
+        ({"weights": np.ones(4), "order": "node_local"}, 'order = "global"'),
+    ],
+)
+def test_refusals_of_an_order_name_the_value(given: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Plan(np.array([4]), 1, 1, 0, 1, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"labels": np.zeros(3, np.int64)}, r"labels of shape \(3,\) for 4 samples"),
+        ({"labels": np.zeros((4, 2), np.int64)}, r"shape \(4, 2\)"),
+        ({"labels": np.zeros(4)}, "float64"),
+        ({"weights": np.ones(5)}, r"weights of shape \(5,\) for 4 samples"),
+        ({"weights": np.array(["a"] * 4)}, "numbers are needed"),
+        ({"weights": np.array([1, np.nan, 1, -1])}, r"weight nan of sample 1 \(2 such of 4\)"),
+        ({"weights": np.array([1, 1, -0.5, 1])}, r"weight -0.5 of sample 2"),
+        ({"weights": np.array([1, 1, 1, np.inf])}, r"weight inf of sample 3"),
+        ({"weights": np.zeros(4)}, "all 4 samples are 0"),
+    ],
+)
+def test_labels_and_weights_that_cannot_be_used_are_bad_data(given: dict, named: str) -> None:
+    with pytest.raises(DataError, match=named):
+        Plan(np.array([4]), 1, 1, 0, 1, **given)
 
 
 @pytest.mark.parametrize(

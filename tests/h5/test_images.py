@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from hpctrain.errors import DataError, StorageError, UsageError
-from hpctrain.h5 import images
-from hpctrain.h5.images import load_image
-from hpctrain.h5.pack import PackOptions, pack, pack_path
+from hpctrain.h5 import picture as picture_module
+from hpctrain.h5.opening import open_source
+from hpctrain.h5.pack import PackOptions, SourceOptions, pack, pack_path
 from hpctrain.h5.packed import open_packed
+from hpctrain.h5.picture import decode_image, load_image
 from hpctrain.h5.reader import FileSource, Ragged, read_sample_chunk
-from hpctrain.h5.sources import open_source
 
 CIFAR = Path(__file__).parents[2].parent / "shared" / "data" / "cifar10-jpeg.tar"
 
@@ -64,9 +66,9 @@ def test_class_folders_become_images_and_labels(tmp_path: Path) -> None:
 def test_gray_and_size(tmp_path: Path) -> None:
     picture(tmp_path / "raw" / "a" / "1.png", (40, 30, 3))
     picture(tmp_path / "raw" / "a" / "2.png", (16, 64, 3))
-    source = open_source(tmp_path / "raw", size=8, gray=True)
+    source = open_source(tmp_path / "raw", SourceOptions(size=8, gray=True))
     assert source.fields["image"].sample_shape == (8, 8)
-    assert open_source(tmp_path / "raw", size=8).fields["image"].sample_shape == (8, 8, 3)
+    assert open_source(tmp_path / "raw", SourceOptions(size=8)).fields["image"].sample_shape == (8, 8, 3)
 
 
 def test_scaling_is_antialiased(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_truncated_pictures_are_named(tmp_path: Path, suffix: str) -> None:
 
 def test_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A bound that small pictures reach: a picture beyond the real one would take seconds to make.
-    monkeypatch.setattr(images, "_MAX_PIXELS", 29)
+    monkeypatch.setattr(picture_module, "_MAX_PIXELS", 29)
     picture(tmp_path / "x.png")
     with pytest.raises(DataError, match=r"x.png: 30 pixels, but the bound is 29; scale"):
         load_image(tmp_path / "x.png", None, gray=False)
@@ -175,13 +177,13 @@ def test_folders_without_classes_or_pictures(tmp_path: Path) -> None:
 def test_sizes_out_of_bounds(tmp_path: Path) -> None:
     picture(tmp_path / "raw" / "a" / "1.png")
     with pytest.raises(UsageError, match="size is 0, but must be at least 1"):
-        open_source(tmp_path / "raw", size=0)
+        open_source(tmp_path / "raw", SourceOptions(size=0))
     for size in (9460, 10**9):
         with pytest.raises(
             UsageError,
             match=rf"size is {size}, which makes {size**2} pixels, .* is 89478485; give at most 9459",
         ):
-            open_source(tmp_path / "raw", size=size)
+            open_source(tmp_path / "raw", SourceOptions(size=size))
 
 
 def test_a_file_that_vanishes_is_a_data_error(tmp_path: Path) -> None:
@@ -217,3 +219,98 @@ def test_real_pictures(tmp_path: Path) -> None:
     assert np.array_equal(
         columns["image"], np.stack([np.asarray(Image.open(path).convert("RGB")) for path in files])
     )
+
+
+class TestKeptEncoded:
+    """Pictures stored as the bytes of their files."""
+
+    HOW = SourceOptions(keep_encoded=True)
+
+    def test_the_bytes_are_those_of_the_files(self, tmp_path: Path) -> None:
+        for i, name in enumerate(("a/0.png", "a/1.jpg", "b/2.jpeg")):
+            picture(tmp_path / "raw" / name, (6 + i, 5, 3), i)
+        pack_path(tmp_path / "raw", tmp_path / "set", PackOptions(chunk_samples=2), self.HOW)
+        packed = open_packed(tmp_path / "set")
+        field = packed.fields["image"]
+        assert (field.kind, field.dtype, field.encoding) == ("ragged", np.uint8, "image")
+        assert packed.fields["label"].encoding is None
+        assert packed.classes == ("a", "b")
+        with FileSource() as source:
+            rows = [read_sample_chunk(packed, source, chunk)["image"] for chunk in (0, 1)]
+        found = [bytes(part.row(i)) for part in rows for i in range(len(part))]
+        assert found == [
+            (tmp_path / "raw" / name).read_bytes() for name in ("a/0.png", "a/1.jpg", "b/2.jpeg")
+        ]
+
+    def test_each_is_decoded_once_to_see_that_it_can_be(self, tmp_path: Path) -> None:
+        picture(tmp_path / "raw" / "a" / "0.jpg", (40, 40, 3))
+        picture(tmp_path / "raw" / "a" / "1.jpg", (40, 40, 3))
+        whole = (tmp_path / "raw" / "a" / "1.jpg").read_bytes()
+        (tmp_path / "raw" / "a" / "1.jpg").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(DataError, match=r"a/1.jpg: does not decode as an image"):
+            pack_path(tmp_path / "raw", tmp_path / "set", how=self.HOW)
+        assert not (tmp_path / "set").exists()
+
+    def test_other_formats_are_refused(self, tmp_path: Path) -> None:
+        picture(tmp_path / "raw" / "a" / "0.bmp")
+        with pytest.raises(DataError, match=r"0.bmp: does not decode as an image"):
+            pack_path(tmp_path / "raw", tmp_path / "set", how=self.HOW)
+
+    def test_with_a_size_all_must_have_it(self, tmp_path: Path) -> None:
+        picture(tmp_path / "raw" / "a" / "0.png", (8, 8, 3))
+        picture(tmp_path / "raw" / "a" / "1.png", (8, 9, 3))
+        how = SourceOptions(size=8, keep_encoded=True)
+        with pytest.raises(
+            DataError, match=r"1.png: 9 x 8 pixels, but --size 8 was given, .* are not scaled"
+        ):
+            pack_path(tmp_path / "raw", tmp_path / "set", how=how)
+        (tmp_path / "raw" / "a" / "1.png").unlink()
+        pack_path(tmp_path / "raw", tmp_path / "set", how=how)
+
+    def test_of_a_table_too(self, tmp_path: Path) -> None:
+        picture(tmp_path / "raw" / "0.png")
+        (tmp_path / "raw" / "t.csv").write_text("file,label\n0.png,4\n")
+        source = open_source(tmp_path / "raw" / "t.csv", self.HOW)
+        assert source.num_values("image") == (tmp_path / "raw" / "0.png").stat().st_size
+
+
+class TestDecodeImage:
+    """Bytes are decoded to what Pillow makes of them, whatever library does it."""
+
+    @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}])
+    def test_jpeg(self, options: dict[str, Any]) -> None:
+        stream = io.BytesIO()
+        pixels = np.random.default_rng(0).integers(0, 256, (33, 41, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(stream, "JPEG", **options)
+        wanted = np.asarray(Image.open(stream))
+        assert np.array_equal(decode_image(stream.getvalue(), "x"), wanted)
+        assert decode_image(stream.getvalue(), "x", (7, 9)).shape == (7, 9, 3)
+
+    @pytest.mark.parametrize("mode", ["L", "CMYK"])
+    def test_other_colours(self, mode: str) -> None:
+        stream = io.BytesIO()
+        Image.new(mode, (8, 4)).save(stream, "JPEG")
+        wanted = np.asarray(Image.open(stream).convert("RGB"))
+        assert np.array_equal(decode_image(stream.getvalue(), "x"), wanted)
+
+    def test_the_orientation_is_applied(self) -> None:
+        exif, stream = Image.Exif(), io.BytesIO()
+        exif[0x0112] = 6
+        Image.new("RGB", (8, 4)).save(stream, "JPEG", exif=exif)
+        assert decode_image(stream.getvalue(), "x").shape == (8, 4, 3)
+
+    def test_too_many_pixels_are_not_decoded(self) -> None:
+        """A bomb: the header of a small JPEG says 60000 x 60000."""
+        stream = io.BytesIO()
+        Image.new("RGB", (16, 16)).save(stream, "JPEG")
+        data = stream.getvalue().replace(b"\x08\x00\x10\x00\x10\x03", b"\x08\xea\x60\xea\x60\x03")
+        with pytest.raises(DataError, match=r"x: 3600000000 pixels, but the bound is"):
+            decode_image(data, "x")
+
+    @pytest.mark.parametrize("cut", [1, 2, 50, 300])
+    def test_cut_off_bytes_are_refused(self, cut: int) -> None:
+        stream = io.BytesIO()
+        pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(stream, "JPEG")
+        with pytest.raises(DataError, match="x: does not decode as an image"):
+            decode_image(stream.getvalue()[:-cut], "x")

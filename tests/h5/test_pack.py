@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,7 +15,7 @@ import pytest
 
 from hpctrain.cli.pack import pack as command
 from hpctrain.errors import DataError, StorageError, UsageError
-from hpctrain.h5.filters import CODECS
+from hpctrain.h5.codecs import CODECS
 from hpctrain.h5.layout import plan_layout
 from hpctrain.h5.options import PackOptions
 from hpctrain.h5.pack import pack, pack_arrays, pack_path
@@ -22,7 +23,7 @@ from hpctrain.h5.packed import open_packed
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.shardfile import ShardFile
 from hpctrain.h5.sources import ArraySource, Columns
-from hpctrain.h5.writer import ShardWriter, writing
+from hpctrain.h5.writer import DatasetWriter, ShardWriter, writing
 
 
 def arrays(num_samples: int = 300) -> dict[str, Any]:
@@ -95,6 +96,16 @@ def test_values_that_are_not_finite_give_no_statistics_and_a_warning(tmp_path: P
     assert "'wave' has values that are not finite" in report.warnings[0]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_can_be_refused(tmp_path: Path, value: float) -> None:
+    wave = np.ones((20, 3))
+    wave[13, 1] = value
+    with pytest.raises(DataError, match=rf"'wave', sample 13: {value} is not finite; .* --on-nan keep"):
+        pack_arrays({"wave": wave}, tmp_path / "set", PackOptions(chunk_samples=4, on_nan="refuse"))
+    assert list(tmp_path.iterdir()) == []
+    pack_arrays({"wave": np.ones(5), "label": np.arange(5)}, tmp_path / "set", PackOptions(on_nan="refuse"))
+
+
 def test_float_fields_are_stored_as_asked(tmp_path: Path) -> None:
     data = arrays()
     pack_arrays(data, tmp_path / "set", PackOptions(store="float16"))
@@ -123,14 +134,15 @@ class TestLayout:
     @pytest.mark.parametrize(
         ("shape", "dtype", "expected"),
         [
-            ((32, 32, 3), "u1", 86),
-            ((28, 28), "u1", 335),
-            ((), "i8", 32768),
+            ((32, 32, 3), "u1", 342),
+            ((28, 28), "u1", 1338),
+            ((), "i8", 15625),  # a 64th of the set
+            ((), "u1", 65536),  # but no less than 64 KiB
             ((600, 600, 3), "u1", 1),
             ((512, 512), "f4", 1),
         ],
     )
-    def test_default_chunks_hold_256_kib_or_one_sample(
+    def test_default_chunks_hold_1_mib_or_one_sample(
         self, shape: tuple[int, ...], dtype: str, expected: int
     ) -> None:
         array = np.broadcast_to(np.zeros((), dtype), (10**6, *shape))
@@ -141,10 +153,10 @@ class TestLayout:
     @pytest.mark.parametrize(
         ("num_samples", "num_values", "dtype", "sample", "expected"),
         [
-            (10**6, 200 * 10**6, "i4", (), 328),  # token rows of 800 bytes
-            (10**6, 10**6 + 1, "u1", (), 131_072),  # the mean is rounded up
+            (10**6, 200 * 10**6, "i4", (), 1311),  # token rows of 800 bytes
+            (10**6, 10**6 + 1, "u1", (), 32_768),  # the mean is rounded up
             (1000, 0, "u1", (), 1000),  # empty text
-            (10**6, 50 * 10**6, "u1", (32, 32, 3), 86),  # the pictures are larger
+            (10**6, 50 * 10**6, "u1", (32, 32, 3), 342),  # the pictures are larger
         ],
     )
     def test_ragged_fields_count_by_their_mean(
@@ -196,6 +208,7 @@ class TestLayout:
         ({"shard_mib": 1e308}, r"shard-mib is 1e\+308, but must be"),
         ({"threads": -1}, "threads is -1, but must be at least 0"),
         ({"threads": 10**6}, r"threads is 1000000, but must be at least 0 .* and at most 1024"),
+        ({"on_nan": "drop"}, "on-nan is 'drop', but must be keep or refuse"),
         ({"store": "float8"}, "store is 'float8', but must be float16 or float32"),
     ],
 )
@@ -239,7 +252,7 @@ class TestShardWriter:
         twice = dataclasses.replace(layout, fields={**layout.fields, "y": layout.fields["x"]})
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ValueError, match="already exists") as caught:
-            ShardWriter(tmp_path / "shard.h5", twice)
+            ShardWriter(tmp_path / "shard.h5", twice, ThreadPoolExecutor())
         assert len(os.listdir("/proc/self/fd")) == before
         assert caught.tb is not None  # the frames still hold the writer: nothing was left to the collector
 
@@ -248,7 +261,7 @@ class TestShardWriter:
         folder = tmp_path / "gone"
         message = r"No such file .* about 123 bytes, an unknown number were free"
         with pytest.raises(StorageError, match=message), writing(folder, lambda: 123):
-            ShardWriter(folder / "shard.h5", layout)
+            ShardWriter(folder / "shard.h5", layout, ThreadPoolExecutor())
 
     def test_a_shard_file_is_closed_once(self, tmp_path: Path) -> None:
         file = ShardFile(tmp_path / "shard.h5")
@@ -286,6 +299,24 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     )
     assert read == written == 500
     assert most <= 2 * 3 + 1
+
+
+def test_values_of_ragged_fields_are_encoded_in_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders: set[str] = set()
+    real = DatasetWriter.encode
+
+    def encode(self: DatasetWriter, values: Any) -> bytes:
+        if self.name == "text":
+            encoders.add(threading.current_thread().name)
+        return real(self, values)
+
+    monkeypatch.setattr(DatasetWriter, "encode", encode)
+    rows = Ragged.from_rows([np.arange(5000) % 251] * 100, np.uint8)
+    pack_arrays({"text": rows}, tmp_path / "set", PackOptions(chunk_samples=2, threads=2))
+    assert encoders
+    assert all(name.startswith("pack") for name in encoders)
 
 
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from hpctrain.h5.filters import CODECS
+from hpctrain.h5.codecs import CODECS
 from hpctrain.h5.index import ChunkIndex, digest_of, read_index
 from hpctrain.h5.pack import PackOptions, pack_arrays
 from hpctrain.h5.ragged import Ragged

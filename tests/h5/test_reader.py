@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hpctrain.errors import DataError, StorageError
 from hpctrain.h5 import chunks
-from hpctrain.h5.filters import CODECS
+from hpctrain.h5.codecs import CODECS
 from hpctrain.h5.pack import PackOptions, pack_arrays
 from hpctrain.h5.packed import PackedSet, open_packed
 from hpctrain.h5.reader import FileSource, Ragged, read_sample_chunk
@@ -121,19 +121,19 @@ def test_a_file_cut_or_gone_after_opening_is_a_data_error(packed: PackedSet) -> 
 
 
 def test_an_io_error_is_a_storage_error(packed: PackedSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No disk here fails on demand, so pread is replaced.
-    def fail(descriptor: int, size: int, offset: int) -> bytes:
+    # No disk here fails on demand, so preadv is replaced.
+    def fail(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(chunks.os, "pread", fail)
+    monkeypatch.setattr(chunks.os, "preadv", fail)
     with FileSource() as source, pytest.raises(StorageError, match=r"errno 5.*check the filesystem"):
         read_sample_chunk(packed, source, 0)
 
 
 def test_short_reads_are_continued(packed: PackedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     # Local files are read in one go; network filesystems, and reads cut by signals, are not.
-    whole = os.pread
-    monkeypatch.setattr(chunks.os, "pread", lambda fd, size, offset: whole(fd, min(size, 7), offset))
+    whole = os.preadv
+    monkeypatch.setattr(chunks.os, "preadv", lambda fd, buffers, offset: whole(fd, [buffers[0][:7]], offset))
     with FileSource() as source:
         fields = read_sample_chunk(packed, source, 0)
     assert np.array_equal(fields["image"], arrays(50)["image"][:8])

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from hpctrain.errors import DataError, UsageError
-from hpctrain.h5.pack import pack_path
+from hpctrain.h5.opening import open_source
+from hpctrain.h5.pack import SourceOptions, pack_path
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.reader import FileSource, read_sample_chunk
-from hpctrain.h5.sources import ArraySource, open_source
+from hpctrain.h5.sources import ArraySource
 
 
 def test_one_file_is_the_field_data(tmp_path: Path) -> None:
@@ -106,7 +107,10 @@ def test_truncated_and_zipped_arrays(tmp_path: Path) -> None:
         (np.zeros(3, np.longdouble), "only booleans"),
         (np.array(3.0), r"shape \(\); it needs a first dimension"),
         (np.zeros((3, 0)), r"shape \(3, 0\); it needs"),
-        (Ragged.from_rows([np.zeros(2)], np.float64), "type float64; it can be uint8 or int32"),
+        (
+            Ragged.from_rows([np.zeros(2)], np.float64),
+            "any length and type float64; they can be uint8, uint16, int32, int64",
+        ),
     ],
 )
 def test_arrays_that_cannot_be_packed(array: Any, message: str) -> None:
@@ -117,8 +121,8 @@ def test_arrays_that_cannot_be_packed(array: Any, message: str) -> None:
 def test_options_for_pictures_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
     for path in (tmp_path, tmp_path / "x.npy"):
-        with pytest.raises(UsageError, match="--size and --gray are for pictures"):
-            open_source(path, size=4)
+        with pytest.raises(UsageError, match="--size, --gray and --keep-encoded are for pictures"):
+            open_source(path, SourceOptions(size=4))
 
 
 def test_what_cannot_be_packed(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from hpctrain.errors import DataError, StorageError, UsageError
+from hpctrain.h5.opening import open_source
 from hpctrain.h5.pack import PackOptions, pack_path
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.reader import FileSource, Ragged, read_sample_chunk
-from hpctrain.h5.sources import open_source
 
 HEADER = "file,text,label,count,ratio,code\n"
 ROWS = (

@@ -18,13 +18,16 @@ from hpctrain.checkpoint.store import CheckpointStore
 from hpctrain.comm.guard import LockstepGuard, OutOfStepError, StepReport
 from hpctrain.comm.reducer import GradientReducer
 from hpctrain.comm.world import World, mapped_libmpi
+from hpctrain.data.assembler import Assembler
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.h5.chunks import FileSource
+from hpctrain.h5.packed import PackedSet
 from hpctrain.resilience.signals import StopFlag
 from hpctrain.resilience.watchdog import Watchdog
-from hpctrain.training.data_path import on_root
 from hpctrain.training.evaluation import Evaluator
 from hpctrain.training.model import _broadcast
 from hpctrain.training.phases import Phases
+from hpctrain.training.sets import on_root
 from hpctrain.training.task import Task
 from tests.support import small_set
 
@@ -372,14 +375,21 @@ class Frozen(Mean):
         return model
 
 
+def _evaluator(
+    task: Task, model: nn.Module, packed: PackedSet, source: FileSource, world: World
+) -> Evaluator:
+    def new_assembler() -> Assembler:
+        return Assembler(packed, source, 2, 2, 1 << 28)
+
+    return Evaluator(task, model, packed, new_assembler, world, 10, 1, torch.device("cpu"))
+
+
 @body
 def evaluation_does_not_depend_on_the_ranks(world: World, folder: Path) -> None:
     packed = on_root(world, lambda: small_set(folder / "set", 103, 8))
-    from hpctrain.h5.reader import FileSource
-
     with FileSource() as source:
         task = Mean()
-        evaluator = Evaluator(task, task.model(), packed, source, world, 10, 1, torch.device("cpu"))
+        evaluator = _evaluator(task, task.model(), packed, source, world)
         stop = StopFlag()
         phases = Phases(Watchdog(folder, world.rank, 60, 60))
         metrics = evaluator.run(0, stop, phases)
@@ -389,12 +399,10 @@ def evaluation_does_not_depend_on_the_ranks(world: World, folder: Path) -> None:
 @body
 def evaluation_gives_every_module_its_mode_back(world: World, folder: Path) -> None:
     """A Task may keep a module in evaluation mode for good; a restarted run would otherwise train another model."""
-    from hpctrain.h5.reader import FileSource
-
     packed = on_root(world, lambda: small_set(folder / "set", 20, 8))
     task = Frozen()
     model = task.model()
     with FileSource() as source:
-        evaluator = Evaluator(task, model, packed, source, world, 10, 1, torch.device("cpu"))
+        evaluator = _evaluator(task, model, packed, source, world)
         evaluator.run(0, StopFlag(), Phases(Watchdog(folder, world.rank, 60, 60)))
     assert [module.training for module in model.modules()] == [True, False, True]

@@ -13,6 +13,7 @@ import pytest
 
 from hpctrain.data.plan import Plan
 from hpctrain.errors import ConfigError, DataError, StorageError
+from hpctrain.h5.chunks import Allocate, fresh
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.packed import PackedSet
 from hpctrain.h5.reader import FileSource, read_sample_chunk
@@ -277,7 +278,7 @@ def test_stored_chunks_cover_ragged_rows(packed: PackedSet) -> None:
 class UnreadableSource:
     """A shared filesystem that fails now: the error cannot be had from a healthy disk."""
 
-    def read(self, index: ChunkIndex, chunk: int) -> bytes:
+    def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> bytes:
         raise StorageError("shard-00000.h5: Input/output error")
 
 

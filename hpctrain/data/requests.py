@@ -1,0 +1,89 @@
+"""Which samples are wanted in which step: what a plan says to one rank, in the form that the assembler reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+IdArray = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Requests:
+    """The steps of one epoch.
+
+    Attributes:
+        epoch: the epoch; user functions and augmentations may depend on it.
+        samples: global ids, int64, shape (n,), step by step.
+        bounds: step i wants `samples[bounds[i]:bounds[i + 1]]`; int64, shape (num_steps + 1,).
+        chunks: the sample chunk of each of the samples, int64, shape (n,).
+        first_step: number of step 0 within the epoch, where the steps before it are not wanted.
+        inner_bounds: bounds of the steps that were grouped, shape (number of them + 1,); None where none were.
+        group_size: how many of them were made one step.
+    """
+
+    epoch: int
+    samples: IdArray
+    bounds: IdArray
+    chunks: IdArray
+    first_step: int = 0
+    inner_bounds: IdArray | None = None
+    group_size: int = 1
+
+    @property
+    def num_steps(self) -> int:
+        """Steps, empty ones included."""
+        return len(self.bounds) - 1
+
+    def rows(self, step: int) -> slice:
+        """Where a step's samples are."""
+        return slice(int(self.bounds[step]), int(self.bounds[step + 1]))
+
+    def grouped(self, size: int) -> Requests:
+        """The same samples in steps of `size` steps each, the last maybe shorter; `steps_within` tells them apart."""
+        bounds = np.append(self.bounds[:-1:size], self.bounds[-1:])
+        return dataclasses.replace(self, bounds=bounds, inner_bounds=self.bounds, group_size=size)
+
+    def steps_within(self, step: int) -> Iterator[tuple[int, int, int]]:
+        """Number within the epoch, begin and end in `samples`, of each step that was grouped into this one."""
+        inner = self.bounds if self.inner_bounds is None else self.inner_bounds
+        size = self.group_size
+        for number in range(step * size, min((step + 1) * size, len(inner) - 1)):
+            yield self.first_step + number, int(inner[number]), int(inner[number + 1])
+
+    def chunks_of(self, step: int) -> IdArray:
+        """The chunks that a step needs, each once, ascending."""
+        return np.unique(self.chunks[self.rows(step)])
+
+    def last_uses(self, num_chunks: int) -> IdArray:
+        """The last step that needs each chunk, -1 for chunks that no step needs; shape (num_chunks,)."""
+        last = np.full(num_chunks, -1, np.int64)
+        last[self.chunks] = self._steps  # ascending, and the last of several stays
+        return last
+
+    def next_use(self, chunk: int, after_step: int) -> int:
+        """The first step after `after_step` that needs a chunk; `num_steps` where none does."""
+        begin, end = np.searchsorted(self._sorted_chunks, (chunk, chunk + 1))
+        steps = self._steps_by_chunk[begin:end]
+        later = int(np.searchsorted(steps, after_step, side="right"))
+        return int(steps[later]) if later < len(steps) else self.num_steps
+
+    @cached_property
+    def _steps(self) -> IdArray:
+        return np.repeat(np.arange(self.num_steps), np.diff(self.bounds))
+
+    @cached_property
+    def _by_chunk(self) -> IdArray:
+        return np.argsort(self.chunks, kind="stable")
+
+    @cached_property
+    def _sorted_chunks(self) -> IdArray:
+        return self.chunks[self._by_chunk]
+
+    @cached_property
+    def _steps_by_chunk(self) -> IdArray:
+        return self._steps[self._by_chunk]

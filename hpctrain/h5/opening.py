@@ -1,0 +1,131 @@
+"""Which kind of source a path is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hpctrain.errors import DataError, UsageError
+from hpctrain.h5.options import SourceOptions
+from hpctrain.h5.packed import MANIFEST
+from hpctrain.h5.sources import ArraySource, Source, paired
+
+HDF5_SUFFIXES: Final = frozenset({".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4"})
+
+
+def open_source(path: Path, how: SourceOptions | None = None) -> Source:
+    """The source that a path is: a table, a folder of class sub-folders of pictures, `.npy` or `.npz` arrays, HDF5
+    files, a packed set.
+
+    Raises `UsageError` for a path that is none of these or options that do not fit it, and `DataError` for one that is
+    but cannot be packed (empty, damaged, files missing, lengths that differ).
+    """
+    # Here: Pillow is not needed for arrays, nor h5py for pictures.
+    from hpctrain.h5.images import open_image_folder
+    from hpctrain.h5.picture import check_size
+    from hpctrain.h5.tables import TABLE_SUFFIXES, open_table
+
+    how = how or SourceOptions()
+    if how.size is not None:
+        check_size(how.size)
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file or folder")
+    listed = (
+        sorted(item for item in path.iterdir() if not item.name.startswith(".")) if path.is_dir() else [path]
+    )
+    tables = _with_suffix(listed, TABLE_SUFFIXES)
+    if len(tables) > 1:
+        raise UsageError(
+            f"{path} holds several tables ({', '.join(t.name for t in tables)}); name one as SRC"
+        )
+    if tables:
+        _refuse_fields(how, path)
+        return open_table(tables[0], how)
+    arrays = _open_data(path, listed, how)
+    if arrays is not None:
+        return arrays
+    if path.is_dir():
+        _refuse_fields(how, path)
+        return open_image_folder(path, how)
+    raise UsageError(
+        f"{path} cannot be packed; SRC is a folder with a sub-folder of images per class, a table (.csv or .tsv) with "
+        "a column `file`, a .npy or .npz file, a folder of .npy files, an HDF5 file, a folder of those, or a packed set"
+    )
+
+
+def _open_data(path: Path, listed: Sequence[Path], how: SourceOptions) -> Source | None:
+    """The source, where a path is data and not pictures."""
+    packed = (path / MANIFEST).is_file()
+    arrays, archives = _with_suffix(listed, {".npy"}), _with_suffix(listed, {".npz"})
+    files = _with_suffix(listed, HDF5_SUFFIXES)
+    if not (packed or arrays or files or archives == [path]):
+        return None
+    _refuse_picture_options(how, path)
+    if packed or not files or arrays:
+        _refuse_fields(how, path)
+    if packed:
+        from hpctrain.h5.packed_source import PackedSource
+
+        return PackedSource(path)
+    if arrays == [path]:
+        return ArraySource({"data": load_array(path)})
+    if arrays:
+        return open_arrays(arrays, [item.name for item in listed if item not in arrays])
+    if files:
+        from hpctrain.h5.hdf5_fields import choose_fields
+        from hpctrain.h5.hdf5_source import Hdf5Source
+
+        wanted, warnings = choose_fields(files[0], how.fields)
+        left_out = _left_out([item.name for item in listed if item not in files])
+        return Hdf5Source(files, wanted, (*left_out, *warnings), lenient=not how.fields)
+    from hpctrain.h5.npz import load_npz
+
+    return ArraySource(paired(load_npz(path)))
+
+
+def _with_suffix(paths: Sequence[Path], suffixes: Collection[str]) -> list[Path]:
+    return [item for item in paths if item.suffix.lower() in suffixes]
+
+
+def _left_out(names: Sequence[str]) -> tuple[str, ...]:
+    return (f"{len(names)} other files are left out (first: {names[0]})",) if names else ()
+
+
+def open_arrays(paths: Sequence[Path], others: Sequence[str] = ()) -> ArraySource:
+    """`.npy` files of equal first dimension, memory-mapped; the fields are named after the files.
+
+    `others`: names of files beside them that are left out. Errors as for `ArraySource` and `load_array`.
+    """
+    arrays = {path.stem: load_array(path) for path in paths}
+    return ArraySource(paired(arrays), warnings=_left_out(others))
+
+
+def load_array(path: Path) -> npt.NDArray[Any]:
+    """Map a `.npy` file; nothing in it is unpickled. Raises `DataError` for what is not a whole array of numbers."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{path}: cannot be read as an array of numbers: {error}; "
+            "save it again with numpy.save, without objects in it"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise DataError(f"{path}: holds several arrays (.npz); save each as a .npy file of its own")
+    return array
+
+
+def _refuse_picture_options(how: SourceOptions, path: Path) -> None:
+    if how.size is not None or how.gray or how.keep_encoded:
+        raise UsageError(
+            f"--size, --gray and --keep-encoded are for pictures, but {path} is arrays; leave them out"
+        )
+
+
+def _refuse_fields(how: SourceOptions, path: Path) -> None:
+    if how.fields:
+        raise UsageError(f"--field is for HDF5 files, but {path} holds others; leave it out")
