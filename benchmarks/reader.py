@@ -10,6 +10,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,7 @@ def run_reader(
         deadline_s = begun_s + config.warm_s
         warm = measure_sides(config, sides, report, say, clock, "warm", config.rounds, deadline_s)
         if warm.ended in (Ended.COMPLETE, Ended.TIME):
-            measure_memory(config, prepared, folder, sides.found, said)
+            measure_memory(config, prepared, sides.found, said)
             deadline_s = begun_s + config.budget_s
             measure_sides(config, sides, report, say, clock, "cold", config.cold_rounds, deadline_s)
     fill(report, prepared, sides.found)
@@ -169,17 +170,21 @@ def measure_sides(
     return part
 
 
-def measure_memory(config: ReaderConfig, prepared: Prepared, folder: Path, found: Found, say: Say) -> None:
-    """The resident memory of one run over each set, in a process that does nothing else."""
-    for data in prepared.sets:
+def measure_memory(config: ReaderConfig, prepared: Prepared, found: Found, say: Say) -> None:
+    """The resident memory of one run over each set, in processes that do nothing else; both at once."""
+    say("resident memory")
+
+    def measured(data: DataSet) -> None:
         name = ours("blosc-lz4", data.name)
-        say(f"resident memory: {name}")
         order = {"do": "memory", "side": name, "epochs": config.memory_epochs}
         try:
-            with started(["hpctrain"], [data.folder], folder) as (client,):
+            with started(["hpctrain"], [data.folder], data.folder) as (client,):
                 found.resident_bytes[name] = client.ask(order, config.patience_s)["resident_bytes"]
         except SideError as error:
             found.reasons[name] = str(error)
+
+    with ThreadPoolExecutor(len(prepared.sets)) as pool:
+        list(pool.map(measured, prepared.sets))
 
 
 def fill(report: Report, prepared: Prepared, found: Found) -> None:

@@ -78,7 +78,9 @@ class FileSource:
             )
             raise StorageError(f"{index.describe(chunk)} {reason}") from error
         if done != len(stored):
-            raise DataError(f"{index.describe(chunk)}: the file ends after {done} of these bytes; {index.mend}")
+            raise DataError(
+                f"{index.describe(chunk)}: the file ends after {done} of these bytes; {index.mend}"
+            )
         verify(index, chunk, stored.data)
         return stored.data
 

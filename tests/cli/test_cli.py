@@ -10,7 +10,18 @@ import pytest
 from hpctrain import __version__
 from tests.support import ROOT, hpctrain
 
-VERBS = ("pack", "inspect", "data", "run", "status", "attempts", "demo", "build-horovod", "env-archive", "minicluster")
+VERBS = (
+    "pack",
+    "inspect",
+    "data",
+    "run",
+    "status",
+    "attempts",
+    "demo",
+    "build-horovod",
+    "env-archive",
+    "minicluster",
+)
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
