@@ -98,6 +98,8 @@ def _codec_bars() -> list[Bar]:
             )
             bars.append(Bar(f"bare loop, {codec}", on, bound, "at least", mine, memory, "codec"))
             bars.append(Bar(f"bare loop by pread, {codec}", on, 0, None, mine, file, "codec"))
+        anew, file = f"hpctrain blosc-lz4 anew, {on}", f"blosc-lz4 by pread, {on}"
+        bars.append(Bar("bare loop by pread, read anew each epoch", on, 0, None, anew, file, "codec"))
     return bars
 
 

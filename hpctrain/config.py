@@ -192,9 +192,10 @@ class DataSection(_Section):
         float,
         Field(
             gt=0,
-            description="Memory for chunks and batches, per rank; what does not fit is read again when needed.",
+            description="Memory for chunks and batches, per rank. Chunks stay in it from epoch to epoch; what does not "
+            "fit is read again. Evaluation has as much for itself.",
         ),
-    ] = 2048.0
+    ] = 1024.0
     page_cache: Annotated[
         Literal["keep", "drop", "bypass"],
         Field(

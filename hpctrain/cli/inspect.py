@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -47,10 +48,12 @@ def inspect(
     """
     import json
 
-    from hpctrain.errors import DataError
+    from hpctrain.errors import DataError, UsageError
     from hpctrain.h5.survey import survey
     from hpctrain.h5.survey_facts import Limits
 
+    if not math.isfinite(max_gib):
+        raise UsageError(f"--max-gib {max_gib}: give a number of GiB")
     limits = Limits(max_bytes=int(max_gib * 2**30))
     paths, notes = _expand(files)
     found = []
@@ -80,7 +83,7 @@ def plain(text: str) -> str:
 def _expand(files: list[Path]) -> tuple[list[Path], list[str]]:
     """The files to look at, a few shards for a packed set; and what to say about that."""
     from hpctrain.errors import UsageError
-    from hpctrain.h5.packed import read_manifest
+    from hpctrain.h5.manifest import read_manifest
 
     paths, notes = [], []
     for path in files:

@@ -1,7 +1,7 @@
 """Batches made ahead of their use, in threads: nothing is forked beside MPI.
 
 One thread runs ahead through the requests and sees to it that the chunks of the next batches are read; a few
-workers read and decodes them, and fills a batch as soon as all its chunks are there. Memory is bounded: by the
+workers read and decode them, and fill a batch as soon as all its chunks are there. Memory is bounded: by the
 budget's slots for chunks (`hpctrain.data.window`), and by the number of batches ahead.
 """
 
@@ -73,23 +73,23 @@ class Assembler:
         self._grouped = self._ahead = 1
         self._workers = Workers(io_threads, "decode")
         self._changed = threading.Condition()  # its lock can be taken again by the thread that has it
-        # Under its lock: what is handed to the consumer, in order; batches that are not yet filled; the newest batch.
+        # Under its lock: what is handed to the consumer, in order; batches that are not yet filled.
         self._handed_over: collections.deque[Batch | BaseException | None] = collections.deque()
         self._unfilled = 0
-        self._newest = -1
         self._closed = False
         self._producer: threading.Thread | None = None
 
     @property
     def dropped_chunks(self) -> int:
-        """Chunks that the memory budget made read twice."""
+        """Chunks that were read twice in an epoch, because the memory budget does not hold the window."""
         return self._window.dropped_chunks
 
     def run(self, requests: Iterable[Requests], rows_per_step: int) -> Iterator[AssembledStep]:
         """The steps of the requests in order, each with its batch; only once for an assembler.
 
         `rows_per_step`: samples in a step, at most. An error of a reading thread (`DataError`, `StorageError`) is
-        raised at the step that it hit. Raises `ConfigError` where the memory budget does not hold one batch.
+        raised at the step that it hit. Raises `ConfigError` where the memory budget does not hold one batch, and
+        `RuntimeError` once the assembler is closed.
         """
         self._reserve(rows_per_step)
         self._producer = threading.Thread(target=self._produce, args=(requests,), name="loader", daemon=True)
@@ -136,51 +136,51 @@ class Assembler:
         begun_s = time.perf_counter()
         with self._changed:
             while not self._handed_over:
+                self._refuse_closed()
                 self._changed.wait()
             batch = self._handed_over.popleft()
             self._changed.notify_all()
         if isinstance(batch, BaseException):
             raise batch
         if batch is not None:
-            batch.done.acquire()
+            while not batch.done.acquire(timeout=_POLL_S):
+                self._refuse_closed()
             if batch.error is not None:
                 raise batch.error
         self.times.add(wait_s=time.perf_counter() - begun_s)
         return batch
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("the loader was closed while somebody waited for its next batch")
+
     # The thread that runs ahead.
 
     def _produce(self, requests: Iterable[Requests]) -> None:
         try:
-            first = 0
             for request in requests:
-                grouped = request.grouped(self._grouped)
-                if not self._begin_batches(grouped, first):
+                if not self._begin_batches(request.grouped(self._grouped)):
                     return
-                first += grouped.num_steps
             self._hand_over(None)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
             self._hand_over(error)
 
-    def _begin_batches(self, requests: Requests, first: int) -> bool:
-        """Begin the batch of each step; False when closed. `first`: number of the first one."""
-        last_uses = requests.last_uses(self._num_chunks) + first
+    def _begin_batches(self, requests: Requests) -> bool:
+        """Begin the batch of each step; False when closed."""
         for step in range(requests.num_steps):
-            chunks = requests.chunks_of(step)
-            batch = Batch(requests, step, first + step, chunks.tolist())
-            if not self._begin(batch, last_uses[chunks].tolist()):
+            batch = Batch(requests, step, requests.chunks_of(step).tolist())
+            if not self._begin(batch):
                 return False
         return True
 
-    def _begin(self, batch: Batch, last_uses: list[int]) -> bool:
+    def _begin(self, batch: Batch) -> bool:
         """Wait for the batch's turn and for room, then have its chunks loaded; False when closed."""
         with self._changed:
             while not self._closed:
                 if len(self._handed_over) < self._ahead:
-                    missing = self._window.acquire(batch, last_uses)
+                    missing = self._window.acquire(batch)
                     if missing is not None:
                         self._hand_over(batch)
-                        self._newest = batch.number
                         self._unfilled += 1
                         self._submit(batch, missing)
                         return True
@@ -209,18 +209,18 @@ class Assembler:
     # In the workers.
 
     def _load(self, chunk: int) -> None:
-        error: BaseException | None = None
         try:
             self._memory.load(chunk, self._window[chunk].slot)
-        except BaseException as failure:  # noqa: BLE001 - raised by the consumer, at the step that needs the chunk
-            error = failure
+        except BaseException as failure:  # noqa: BLE001 - raised by the consumer, at the first step that needs the chunk
+            with self._changed:  # not `loaded`: later batches must not be made of what lies in the slot
+                for batch in self._window[chunk].waiting:
+                    batch.fail(failure)
+            return
         with self._changed:
             waiting = self._window.loaded(chunk)
             for batch in waiting:
                 batch.chunks_missing -= 1
-                if error is not None:
-                    batch.fail(error)
-            ready = [batch for batch in waiting if batch.chunks_missing == 0 and batch.error is None]
+            ready = [batch for batch in waiting if batch.chunks_missing == 0]
         for batch in ready:
             self._fill(batch)
 
@@ -246,7 +246,7 @@ class Assembler:
             if batch.parts_missing > 0:
                 return
             self._unfilled -= 1
-            self._window.release(batch.chunks, self._newest)
+            self._window.release(batch)
             self._changed.notify_all()
         batch.finish()
 

@@ -19,7 +19,8 @@ from hpctrain.data.held import HeldDense, HeldField, RaggedRows, held_dense, pla
 from hpctrain.data.preprocess import FieldPreprocessor
 from hpctrain.data.requests import IdArray, Requests
 from hpctrain.h5.chunks import ChunkSource
-from hpctrain.h5.packed import Field, PackedSet
+from hpctrain.h5.fields import Field
+from hpctrain.h5.packed import PackedSet
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.reader import RowReader
 from hpctrain.h5.scratch import Scratch
@@ -43,14 +44,12 @@ class Batch:
     """The samples of one step of some requests; the fields are there once it is done and `error` is None.
 
     Attributes:
-        number: of the step, counted over all requests.
         slots: where the chunk of each row is held; int64, shape (B,).
         rows: which row of its chunk each is; int64, shape (B,).
     """
 
     requests: Requests
     step: int
-    number: int
     chunks: list[int]
     chunks_missing: int = 0
     parts_missing: int = 0

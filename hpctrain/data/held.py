@@ -19,10 +19,11 @@ import numpy.typing as npt
 from hpctrain.data.buffers import BufferPool
 from hpctrain.errors import DataError
 from hpctrain.h5.chunks import ChunkSource, read_flat
+from hpctrain.h5.fields import Field
 from hpctrain.h5.filters import Buffer
 from hpctrain.h5.filters.blosc import BlockReader, room_bytes
 from hpctrain.h5.index import ChunkIndex
-from hpctrain.h5.packed import Field, PackedSet, Shard
+from hpctrain.h5.packed import PackedSet, Shard
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.reader import RowReader
 from hpctrain.h5.times import ReadTimes
@@ -124,7 +125,9 @@ class StoredRows:
         self._chunk_bytes = packed.chunk_samples * self._sample_bytes
         # in front of a chunk its reader keeps a header for each sample
         self._room = room_bytes(self._sample_bytes, self._chunk_bytes)
-        self._most = self._room + max(int(shard.dense[field.name].sizes.max()) for shard in packed.shards)
+        self._most = self._room + max(
+            int(shard.dense[field.name].sizes.max(initial=0)) for shard in packed.shards
+        )
         self._stored = np.empty((0, self._most), np.uint8)
         self._samples: list[BlockReader | _WholeChunk] = []
 
@@ -162,7 +165,7 @@ class StoredRows:
     def gather(self, slots: IdArray, rows: IdArray, out: npt.NDArray[Any]) -> None:
         """Decode each sample straight into its row."""
         begun_s = time.perf_counter()
-        flat = out.reshape(len(out), -1).view(np.uint8)
+        flat = out.reshape(-1).view(np.uint8).reshape(len(out), self._sample_bytes)  # B may be 0
         for number, (slot, row) in enumerate(zip(slots.tolist(), rows.tolist(), strict=True)):
             self._samples[slot].decode_sample(row, flat[number])
         if not self._native:

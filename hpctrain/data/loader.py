@@ -26,7 +26,7 @@ from hpctrain.h5.times import ReadTimes
 
 __all__ = ["Fields", "LaneBatch", "Loader", "StepBatches"]
 
-DEFAULT_BUDGET_BYTES: Final = 2 << 30
+DEFAULT_BUDGET_BYTES: Final = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Loader:
 
     @property
     def dropped_chunks(self) -> int:
-        """Chunks that the memory budget made read twice so far."""
+        """Chunks that were read twice in an epoch so far, because the memory budget does not hold the window."""
         return self._assembler.dropped_chunks
 
     def steps(self, epoch: int, step: int, epochs: int) -> Iterator[StepBatches]:

@@ -59,31 +59,18 @@ class Requests:
         """The chunks that a step needs, each once, ascending."""
         return np.unique(self.chunks[self.rows(step)])
 
-    def last_uses(self, num_chunks: int) -> IdArray:
-        """The last step that needs each chunk, -1 for chunks that no step needs; shape (num_chunks,)."""
-        last = np.full(num_chunks, -1, np.int64)
-        last[self.chunks] = self._steps  # ascending, and the last of several stays
-        return last
+    def next_uses(self, chunks: IdArray, after_step: int) -> IdArray:
+        """The first step after `after_step` that needs each of these chunks; `num_steps` where none does."""
+        wanted = chunks * self.num_steps + after_step + 1
+        found = self._uses[np.searchsorted(self._uses, wanted)]
+        return np.where(found // self.num_steps == chunks, found % self.num_steps, self.num_steps)
 
-    def next_use(self, chunk: int, after_step: int) -> int:
-        """The first step after `after_step` that needs a chunk; `num_steps` where none does."""
-        begin, end = np.searchsorted(self._sorted_chunks, (chunk, chunk + 1))
-        steps = self._steps_by_chunk[begin:end]
-        later = int(np.searchsorted(steps, after_step, side="right"))
-        return int(steps[later]) if later < len(steps) else self.num_steps
-
-    @cached_property
     def _steps(self) -> IdArray:
+        """The step of each of the samples."""
         return np.repeat(np.arange(self.num_steps), np.diff(self.bounds))
 
     @cached_property
-    def _by_chunk(self) -> IdArray:
-        return np.argsort(self.chunks, kind="stable")
-
-    @cached_property
-    def _sorted_chunks(self) -> IdArray:
-        return self.chunks[self._by_chunk]
-
-    @cached_property
-    def _steps_by_chunk(self) -> IdArray:
-        return self._steps[self._by_chunk]
+    def _uses(self) -> IdArray:
+        """Which chunk each sample needs in which step: chunk * num_steps + step, ascending, and the greatest number."""
+        uses = np.sort(self.chunks * self.num_steps + self._steps())
+        return np.append(uses, np.iinfo(np.int64).max)

@@ -1,8 +1,8 @@
 """Which chunks are held, in which slots, and for how long. Bookkeeping only: no chunk is read here.
 
-The future is known, so a chunk stays from its first use to its last. Where the memory budget holds fewer chunks than
-that takes, the one whose next use is farthest away is dropped and read again then (Belady 1966: no other choice reads
-less).
+A chunk stays as long as there is room, into the next epochs, too: a set that fits into the memory budget is read once.
+The future of an epoch is known, so where room is needed the chunks whose next use is farthest away go first, and are
+read again then (Belady 1966: no other choice reads less).
 
 All methods are called with the assembler's lock held.
 """
@@ -10,8 +10,14 @@ All methods are called with the assembler's lock held.
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
+
+import numpy as np
 
 from hpctrain.data.batches import Batch
+
+_AT_ONCE: Final = 64
+"""Where room is made, at least so small a part of the idle chunks go: each time, all of them are looked at."""
 
 
 @dataclasses.dataclass
@@ -23,14 +29,12 @@ class HeldChunk:
         users: batches under way that need it.
         is_loaded: whether it can be used.
         waiting: the batches that wait for it.
-        last_use: number of the last batch that will need it.
     """
 
     slot: int
     users: int = 0
     is_loaded: bool = False
     waiting: list[Batch] = dataclasses.field(default_factory=list)
-    last_use: int = -1
 
 
 class Window:
@@ -39,7 +43,7 @@ class Window:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.dropped_chunks = 0
-        """Chunks that were dropped before their last use; each is read again."""
+        """Chunks that were dropped although the same epoch needs them again: read twice in it."""
         self._free = list(
             range(slots - 1, -1, -1)
         )  # the lowest is taken first: the others' pages stay untouched
@@ -48,20 +52,16 @@ class Window:
     def __getitem__(self, chunk: int) -> HeldChunk:
         return self._held[chunk]
 
-    def acquire(self, batch: Batch, last_uses: list[int]) -> list[int] | None:
-        """Take the chunks of a batch into use; returns those that must be loaded, None where there is no room now.
-
-        `last_uses`: for each of its chunks, the number of the last batch that will need it.
-        """
+    def acquire(self, batch: Batch) -> list[int] | None:
+        """Take the chunks of a batch into use; returns those that must be loaded, None where there is no room now."""
         missing = [chunk for chunk in batch.chunks if chunk not in self._held]
         if not self._make_room(len(missing), batch):
             return None
         for chunk in missing:
             self._held[chunk] = HeldChunk(self._free.pop())
-        for chunk, last_use in zip(batch.chunks, last_uses, strict=True):
+        for chunk in batch.chunks:
             held = self._held[chunk]
             held.users += 1
-            held.last_use = last_use
             if not held.is_loaded:
                 held.waiting.append(batch)
                 batch.chunks_missing += 1
@@ -74,13 +74,10 @@ class Window:
         waiting, held.waiting = held.waiting, []
         return waiting
 
-    def release(self, chunks: list[int], newest: int) -> None:
-        """A batch needs its chunks no more; those that none after the newest batch will need are given up."""
-        for chunk in chunks:
-            held = self._held[chunk]
-            held.users -= 1
-            if held.users == 0 and held.last_use <= newest:
-                self._give_up(chunk)
+    def release(self, batch: Batch) -> None:
+        """A batch needs its chunks no more; they stay until their room is needed."""
+        for chunk in batch.chunks:
+            self._held[chunk].users -= 1
 
     def _make_room(self, wanted: int, batch: Batch) -> bool:
         lacking = wanted - len(self._free)
@@ -90,11 +87,9 @@ class Window:
         idle = [chunk for chunk, held in self._held.items() if held.users == 0 and chunk not in needed]
         if len(idle) < lacking:
             return False
-        idle.sort(key=lambda chunk: batch.requests.next_use(chunk, batch.step))
-        for chunk in idle[len(idle) - lacking :]:
-            self.dropped_chunks += 1
-            self._give_up(chunk)
+        next_uses = batch.requests.next_uses(np.array(idle, np.int64), batch.step)
+        leaving = np.argsort(next_uses, kind="stable")[-max(lacking, len(idle) // _AT_ONCE) :]
+        self.dropped_chunks += int((next_uses[leaving] < batch.requests.num_steps).sum())
+        for number in leaving.tolist():
+            self._free.append(self._held.pop(idle[number]).slot)
         return True
-
-    def _give_up(self, chunk: int) -> None:
-        self._free.append(self._held.pop(chunk).slot)

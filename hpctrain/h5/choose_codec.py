@@ -151,9 +151,11 @@ def _try(
     timed = list(pool.map(lambda chunk: _encode(*chunk), chunks))
     raw_bytes = sum(values.nbytes for _, values in chunks)
     stored_bytes = sum(len(stored) for stored, _ in timed)
-    encode_s = sum(seconds for _, seconds in timed)
+    encode_s = max(sum(seconds for _, seconds in timed), 1e-9)
     decode_s = min(_decode(chunks, [stored for stored, _ in timed]) for _ in range(_PASSES))
-    ratio, decode_gb_per_s = raw_bytes / stored_bytes, raw_bytes / 1e9 / decode_s
+    # Rows that are all empty make no chunk.
+    ratio = raw_bytes / stored_bytes if stored_bytes else 1.0
+    decode_gb_per_s = max(raw_bytes, 1) / 1e9 / decode_s
     effective = 1 / (1 / decode_gb_per_s + 1 / (ratio * storage_gb_per_s))
     return Trial(codec, layout.chunk_samples, ratio, raw_bytes / 1e9 / encode_s, decode_gb_per_s, effective)
 
@@ -166,9 +168,8 @@ def _chunks(layout: Layout, codec: str, columns: Columns) -> list[tuple[FilterPi
         flat = values.values if isinstance(values, Ragged) else values
         rows = layout.chunk_values[name] if isinstance(values, Ragged) else layout.chunk_samples
         pipeline = chunk_pipeline(field, (rows, *field.sample_shape))
-        stop = len(flat) // rows * rows or len(
-            flat
-        )  # padding would flatter; there is more where a chunk is whole
+        # Padding would flatter; there is more where a chunk is whole.
+        stop = len(flat) // rows * rows or len(flat)
         chunks += [(pipeline, padded(flat[start : start + rows], rows)) for start in range(0, stop, rows)]
     return chunks
 

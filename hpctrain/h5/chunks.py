@@ -120,7 +120,8 @@ class FileSource:
         if buffer is None or len(buffer) < length:
             buffer = self._aligned.buffer = mmap.mmap(-1, length)  # anonymous memory begins on a page
         aligned = np.frombuffer(buffer, np.uint8)[:length]
-        done = max(0, min(pread_into(descriptor, aligned, begin) - (offset - begin), len(out)))
+        found = pread_into(descriptor, aligned, begin, _BLOCK_BYTES)
+        done = max(0, min(found - (offset - begin), len(out)))
         out[:done] = aligned[offset - begin : offset - begin + done]
         return done
 
@@ -160,14 +161,17 @@ def _refuse_changed(index: ChunkIndex, found: os.stat_result) -> None:
         )
 
 
-def pread_into(descriptor: int, out: npt.NDArray[np.uint8], offset: int) -> int:
-    """Fill `out`; returns how many bytes there were: fewer only at the end of the file."""
+def pread_into(descriptor: int, out: npt.NDArray[np.uint8], offset: int, block_bytes: int = 1) -> int:
+    """Fill `out`; returns how many bytes there were: fewer only at the end of the file.
+
+    Where `offset` and `out` are whole blocks (O_DIRECT), so is all that is asked for: a part of one ends the file.
+    """
     done = 0
     while done < len(out):
         more = os.preadv(descriptor, [out[done:].data], offset + done)
-        if not more:
-            break
         done += more
+        if not more or done % block_bytes:
+            break
     return done
 
 

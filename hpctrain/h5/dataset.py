@@ -21,8 +21,16 @@ from hpctrain.errors import DataError
 from hpctrain.h5.chunks import ChunkSource, FileSource
 from hpctrain.h5.compare import compare
 from hpctrain.h5.filetype import StringEnds, end_strings, string_ends
-from hpctrain.h5.index import H5PY_ERRORS, RECOPY, ChunkIndex, file_key_of, filters_of, open_h5
-from hpctrain.h5.library import SHARED, native
+from hpctrain.h5.index import (
+    H5PY_ERRORS,
+    RECOPY,
+    ChunkIndex,
+    filters_of,
+    name_bytes,
+    open_file_key,
+    open_h5,
+)
+from hpctrain.h5.library import SHARED, native, refuse_changed
 from hpctrain.h5.reader import RowReader
 from hpctrain.h5.roads import (
     Bounds,
@@ -44,6 +52,7 @@ class Dataset:
     `dtype` (byte order as in the file) are those h5py reads: the axes of an array type come last, a scalar has shape
     (), a null dataspace (0,). `reason` says why the road is not "parallel", and is "" when it is. `compared` is how
     many chunks were compared with libhdf5 at opening; 0 on the libhdf5 road, or where libhdf5 lacks a filter.
+    `sources` are the other files that a virtual or external dataset has its values in.
     """
 
     path: Path
@@ -57,6 +66,7 @@ class Dataset:
     string_ends: StringEnds = ()
     compared: int = 0
     bounds: Bounds = DEFAULT_BOUNDS
+    sources: tuple[tuple[Path, tuple[int, int, int]], ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -76,6 +86,8 @@ class Dataset:
         what = f"{self.path}: dataset {self.name!r}: the bytes to be read are"
         self.bounds.check(what, needed, "max_read_bytes")
         if self.index is None:
+            for source_path, key in self.sources:  # libhdf5 gives the fill value for what is gone
+                refuse_changed(source_path, key)
             values = SHARED.read(self.path, self.name, self.file_key, start, stop)
             return values if self.dtype.hasobject else values.astype(self.dtype.newbyteorder("="), copy=False)
         if source is None:
@@ -130,6 +142,7 @@ def _open_node(
     node: h5py.Dataset, path: Path, bounds: Bounds, verify_chunks: int, rows_per_chunk: int | None
 ) -> Dataset:
     where = f"{path}: dataset {node.name!r}"
+    file_key = open_file_key(node)  # before anything is read: what changes from now on is found by it
     filters = filters_of(node)
     shape, dtype = unfolded(node)
     bounds.check(f"{where}: the bytes of its values are", math.prod(shape) * dtype.itemsize, "max_bytes")
@@ -137,9 +150,9 @@ def _open_node(
     if reason:
         chunk_bytes = math.prod(node.chunks or (1,)) * node.id.get_type().get_size()
         bounds.check(f"{where}: the bytes of one chunk are", chunk_bytes, "max_chunk_bytes")
-        check_library(node, where, filters)
+        sources = tuple(check_library(node, where, filters).items())
         return Dataset(
-            path, node.name, shape, dtype, "libhdf5", reason, None, file_key_of(path), bounds=bounds
+            path, node.name, shape, dtype, "libhdf5", reason, None, file_key, bounds=bounds, sources=sources
         )
     ends = string_ends(node.id.get_type(), node.dtype)
     index = index_node(node, path, filters, bounds, rows_per_chunk)
@@ -147,14 +160,12 @@ def _open_node(
     if verify_chunks and not missing_in_library(filters):
         with FileSource() as source:
             compared = compare(node, index, ends, source, verify_chunks)
-    return Dataset(
-        path, node.name, shape, dtype, "parallel", "", index, file_key_of(path), ends, compared, bounds
-    )
+    return Dataset(path, node.name, shape, dtype, "parallel", "", index, file_key, ends, compared, bounds)
 
 
 def _find(file: h5py.File, path: Path, name: str) -> h5py.Dataset:
     try:
-        node = file[name]
+        node = file[name_bytes(name)]
     except H5PY_ERRORS as error:
         raise DataError(f"{path}: {name!r} cannot be opened: {_dangling(file, name) or error}") from error
     if not isinstance(node, h5py.Dataset):

@@ -12,50 +12,59 @@ from typing import Final
 import h5py
 
 from hpctrain.errors import DataError
-from hpctrain.h5.index import RECOPY, open_h5
+from hpctrain.h5.index import RECOPY, file_key_of, open_file_key, open_h5
+
+FileKeys = dict[Path, tuple[int, int, int]]
+"""Files and what told them from others (`index.file_key_of`)."""
 
 _MAX_DEPTH: Final = 16  # virtual datasets made of virtual datasets
 _UNLIMITED: Final = 2**63
 
 
-def check_sources(node: h5py.Dataset, depth: int = 0) -> None:
-    """Raise `DataError`, naming the source, when data of a virtual or external dataset are not where it says."""
+def check_sources(node: h5py.Dataset, depth: int = 0) -> FileKeys:
+    """The other files that a virtual or external dataset has its data in.
+
+    Raises `DataError`, naming the source, when the data are not where the dataset says.
+    """
     plist = node.id.get_create_plist()
     if plist.get_external_count():
-        _check_external(node)
+        return _check_external(node)
     if not node.is_virtual:
-        return
+        return {}
     where = f"{node.file.filename}: virtual dataset {node.name!r}"
     if depth >= _MAX_DEPTH:
         raise DataError(
             f"{where} is made of virtual datasets more than {_MAX_DEPTH} deep; copy it into one file"
         )
+    found: FileKeys = {}
     for filename, name in sorted({(item.file_name, item.dset_name) for item in node.virtual_sources()}):
-        _check_virtual(node, where, filename, name, depth)
+        found |= _check_virtual(node, where, filename, name, depth)
+    return found
 
 
-def _check_virtual(node: h5py.Dataset, where: str, filename: str, name: str, depth: int) -> None:
+def _check_virtual(node: h5py.Dataset, where: str, filename: str, name: str, depth: int) -> FileKeys:
     # A numbered source ("%b") ends where a number is missing; the first must be there.
     filename, name = (text.replace("%b", "0").replace("%%", "%") for text in (filename, name))
     if filename == ".":
-        _check_source_dataset(node.file, f"{where}: source {name!r} in the same file", name, depth)
-        return
+        return _check_source_dataset(node.file, f"{where}: source {name!r} in the same file", name, depth)
     places = _virtual_places(Path(node.file.filename), filename)
     path = next((place for place in places if place.exists()), None)
     if path is None:
+        looked_for = ", ".join(repr(str(place)) for place in dict.fromkeys(places))
         raise DataError(
-            f"{where}: its source file {filename!r} is not there (looked for {', '.join(map(str, places))}), its "
+            f"{where}: its source file {filename!r} is not there (looked for {looked_for}), its "
             "values would be the fill value: put the file there, or start with HDF5_VDS_PREFIX set to its folder"
         )
     with open_h5(path, RECOPY) as source:
-        _check_source_dataset(source, f"{where}: source {name!r} in {path}", name, depth)
+        key = open_file_key(source)
+        return {path: key} | _check_source_dataset(source, f"{where}: source {name!r} in {path}", name, depth)
 
 
-def _check_source_dataset(file: h5py.File, where: str, name: str, depth: int) -> None:
+def _check_source_dataset(file: h5py.File, where: str, name: str, depth: int) -> FileKeys:
     source = file.get(name)
     if not isinstance(source, h5py.Dataset):
         raise DataError(f"{where} is not there: its values would read as the fill value; {RECOPY}")
-    check_sources(source, depth + 1)
+    return check_sources(source, depth + 1)
 
 
 def _virtual_places(path: Path, filename: str) -> list[Path]:
@@ -67,7 +76,8 @@ def _virtual_places(path: Path, filename: str) -> list[Path]:
     prefix = _prefix("HDF5_VDS_PREFIX", path)
     if prefix:
         places.append(Path(prefix) / name)
-    return [*places, path.absolute().parent / name, name.absolute()]
+    # Last, beside the file itself, where a symbolic link led to it.
+    return [*places, path.absolute().parent / name, name.absolute(), path.resolve().parent / name]
 
 
 def _prefix(variable: str, path: Path) -> str:
@@ -86,8 +96,9 @@ def _prefix(variable: str, path: Path) -> str:
     return value.replace("${ORIGIN}", str(path.absolute().parent))
 
 
-def _check_external(node: h5py.Dataset) -> None:
+def _check_external(node: h5py.Dataset) -> FileKeys:
     """libhdf5 reads zeros where a file of external storage is too short."""
+    keys: FileKeys = {}
     plist = node.id.get_create_plist()
     needed = node.size * node.id.get_type().get_size()
     for i in range(plist.get_external_count()):
@@ -99,9 +110,13 @@ def _check_external(node: h5py.Dataset) -> None:
         if found < offset + part:
             state = "is not there" if found < 0 else f"has {found} bytes, {offset + part} are needed"
             raise DataError(
-                f"{node.file.filename}: dataset {node.name!r} keeps its data in {os.fsdecode(filename)!r}, and {path} "
-                f"{state}; put the file there, or start in its folder, or with HDF5_EXTFILE_PREFIX set to it"
+                f"{node.file.filename}: dataset {node.name!r} keeps its data in {os.fsdecode(filename)!r}, and "
+                f"{str(path)!r} {state}; put the file there, or start in its folder, or with HDF5_EXTFILE_PREFIX "
+                "set to it"
             )
+        if found >= 0:
+            keys[path] = file_key_of(path)
+    return keys
 
 
 def _external_place(path: Path, filename: str) -> Path:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError
+from hpctrain.h5.fields import Field
 from hpctrain.h5.layout import Layout, chunk_pipeline
 from hpctrain.h5.options import PackOptions
-from hpctrain.h5.packed import Field
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.rounding import round_mantissa
 from hpctrain.h5.sources import Columns, Source

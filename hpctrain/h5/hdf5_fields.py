@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from hpctrain.errors import DataError, UsageError
+from hpctrain.h5.fields import OFFSETS_SUFFIX
 from hpctrain.h5.index import DIGESTS_GROUP
-from hpctrain.h5.packed import OFFSETS_SUFFIX
 from hpctrain.h5.sources import check_field_name, is_field_name
 from hpctrain.h5.survey import survey
 from hpctrain.h5.survey_facts import DatasetSurvey

@@ -14,14 +14,13 @@ from typing import Any, Final, Protocol
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from hpctrain.errors import DataError
-from hpctrain.h5.blocks import BlockCache, Rows, joined
+from hpctrain.h5.blocks import CachedRows, RowBlocks, Rows, joined, row_blocks
 from hpctrain.h5.chunks import FileSource
 from hpctrain.h5.dataset import Dataset, open_dataset
+from hpctrain.h5.fields import Field
 from hpctrain.h5.hdf5_fields import Wanted
-from hpctrain.h5.packed import Field
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import (
     RAGGED_TYPES,
@@ -75,9 +74,7 @@ class Hdf5Source:
             wanted = {name: item for name, item in wanted.items() if name not in refused}
             warnings += tuple(f"left out: {reason}" for reason in refused.values())
         self.warnings = warnings
-        self._parts = {
-            name: [_open_part(path, name, item, source) for path in paths] for name, item in wanted.items()
-        }
+        self._parts = {name: _open_parts(paths, name, item, source) for name, item in wanted.items()}
         for number, path in enumerate(paths):
             common_length({f"{path}: {wanted[n].path}": p[number].num_rows for n, p in self._parts.items()})
         self.fields = {name: _same_field(paths, parts) for name, parts in self._parts.items()}
@@ -110,19 +107,25 @@ def _unpackable(path: Path, wanted: Mapping[str, Wanted], source: FileSource) ->
     reasons = {}
     for name, item in wanted.items():
         try:
-            _open_part(path, name, item, source)
+            _open_parts([path], name, item, source)
         except UnpackableError as error:
             reasons[name] = str(error)
     return reasons
 
 
-def _open_part(path: Path, name: str, wanted: Wanted, source: FileSource) -> _Part:
+def _open_parts(paths: Sequence[Path], name: str, wanted: Wanted, source: FileSource) -> list[_Part]:
+    """A field in all files, with one cache for them: what is kept does not grow with their number."""
+    blocks = row_blocks(_KEPT_BYTES)
+    return [_open_part(path, name, wanted, source, blocks) for path in paths]
+
+
+def _open_part(path: Path, name: str, wanted: Wanted, source: FileSource, blocks: RowBlocks) -> _Part:
     dataset = open_dataset(path, wanted.path)
     if wanted.offsets:
-        return _Flat(name, dataset, open_dataset(path, wanted.offsets), source)
+        return _Flat(name, dataset, open_dataset(path, wanted.offsets), source, blocks)
     if dataset.dtype.hasobject or dataset.dtype.kind == "S":
-        return _Vlen(name, dataset, source)
-    return _Dense(name, dataset, source)
+        return _Vlen(name, dataset, source, blocks)
+    return _Dense(name, dataset, source, blocks)
 
 
 def _same_field(paths: Sequence[Path], parts: Sequence[_Part]) -> Field:
@@ -134,31 +137,6 @@ def _same_field(paths: Sequence[Path], parts: Sequence[_Part]) -> Field:
                 f"of {part.field.sample_shape} in {path}; pack the files apart"
             )
     return first
-
-
-class _Cached:
-    """Rows of a dataset in blocks of whole chunks, so that no chunk is decoded for each row chunk it overlaps."""
-
-    def __init__(self, dataset: Dataset, source: FileSource, block_rows: int) -> None:
-        self._dataset, self._source, self._block_rows = dataset, source, block_rows
-        block_bytes = max(1, block_rows * math.prod(dataset.shape[1:]) * dataset.dtype.itemsize)
-        self._blocks = BlockCache(self._load, max(2, _KEPT_BYTES // block_bytes))
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows [start, stop), in native byte order."""
-        rows = self._block_rows
-        parts = [
-            self._blocks.get(number)[max(0, start - number * rows) : stop - number * rows]
-            for number in range(start // rows, -(-stop // rows))
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else self._load_rows(0, 0)
-
-    def _load(self, number: int) -> npt.NDArray[Any]:
-        start = number * self._block_rows
-        return self._load_rows(start, min(start + self._block_rows, self._dataset.num_rows))
-
-    def _load_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
-        return self._dataset.read_rows(start, stop, self._source)
 
 
 def _block_rows(dataset: Dataset) -> int:
@@ -173,10 +151,10 @@ class _Dense:
 
     num_values = 0
 
-    def __init__(self, name: str, dataset: Dataset, source: FileSource) -> None:
+    def __init__(self, name: str, dataset: Dataset, source: FileSource, blocks: RowBlocks) -> None:
         self.field = field_of(name, dataset.dtype, dataset.shape, f"{dataset.path}: dataset {dataset.name!r}")
         self.num_rows = dataset.num_rows
-        self._rows = _Cached(dataset, source, _block_rows(dataset))
+        self._rows = CachedRows(dataset, source, blocks, _block_rows(dataset))
 
     def read(self, start: int, stop: int) -> Rows:
         return self._rows.read(start, stop)
@@ -185,12 +163,14 @@ class _Dense:
 class _Flat:
     """Values and offsets."""
 
-    def __init__(self, name: str, values: Dataset, offsets: Dataset, source: FileSource) -> None:
+    def __init__(
+        self, name: str, values: Dataset, offsets: Dataset, source: FileSource, blocks: RowBlocks
+    ) -> None:
         where = f"{values.path}: dataset {values.name!r}"
         self._offsets = checked_offsets(where, offsets.read_rows(0, offsets.num_rows, source), values.shape)
         self.field = field_of(name, values.dtype, None, where)
         self.num_rows, self.num_values = len(self._offsets) - 1, int(self._offsets[-1])
-        self._values = _Cached(values, source, _block_rows(values))
+        self._values = CachedRows(values, source, blocks, _block_rows(values))
 
     def read(self, start: int, stop: int) -> Rows:
         offsets = self._offsets[start : stop + 1]
@@ -201,7 +181,7 @@ class _Flat:
 class _Vlen:
     """Arrays or strings of any length, which libhdf5 keeps in heaps, and strings of a fixed length."""
 
-    def __init__(self, name: str, dataset: Dataset, source: FileSource) -> None:
+    def __init__(self, name: str, dataset: Dataset, source: FileSource, blocks: RowBlocks) -> None:
         where = f"{dataset.path}: dataset {dataset.name!r}"
         element = _element_type(dataset.dtype, where)
         if len(dataset.shape) != 1:
@@ -211,7 +191,7 @@ class _Vlen:
         self.field = field_of(name, element, None, where)
         self.num_rows = dataset.num_rows
         self._text = dataset.dtype.kind == "S" or h5py.check_string_dtype(dataset.dtype) is not None
-        self._rows = _Cached(dataset, source, _VLEN_BLOCK_ROWS)
+        self._rows = CachedRows(dataset, source, blocks, _VLEN_BLOCK_ROWS)
         sampled = min(self.num_rows, _SAMPLED_ROWS)
         lengths = len(self._ragged(0, sampled).values)
         self.num_values = lengths * self.num_rows // max(sampled, 1)

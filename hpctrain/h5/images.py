@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError
+from hpctrain.h5.fields import Field
 from hpctrain.h5.options import SourceOptions
-from hpctrain.h5.packed import Field
 from hpctrain.h5.picture import decode_image, load_image, read_encoded
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import ArraySource, Columns

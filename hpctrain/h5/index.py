@@ -138,6 +138,17 @@ def file_key_of(path: Path) -> tuple[int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
+def name_bytes(name: str) -> bytes:
+    """The name of an object as it is in the file: it need not be UTF-8, and h5py encodes no surrogates."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def open_file_key(node: h5py.HLObject) -> tuple[int, int, int]:
+    """`file_key_of` the file that an object lies in, as it was opened: its name may lead to another one by now."""
+    found = os.fstat(node.file.id.get_vfd_handle())
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
 def open_h5(path: Path, mend: str = REPACK) -> h5py.File:
     """Open for reading without a lock (many shared filesystems have none).
 

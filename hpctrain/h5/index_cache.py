@@ -39,6 +39,8 @@ _NOT_OURS: Final = (
     TypeError,
     IndexError,
     AttributeError,
+    ArithmeticError,
+    RecursionError,
     struct.error,
 )
 
@@ -65,7 +67,8 @@ def cached_dataset(cache_dir: Path | None, path: Path, name: str, **arguments: A
 def _save(place: Path, wanted: dict[str, Any], path: Path, dataset: Dataset, index: ChunkIndex) -> None:
     header = {
         "wanted": wanted,
-        "key": file_key_of(path),
+        # Of the file that was opened: its name may lead to another one by now.
+        "key": dataset.file_key if index.path == path else file_key_of(path),
         "home": str(index.path),
         "home_key": dataset.file_key,
         "name": dataset.name,
@@ -134,6 +137,9 @@ def _dataset_from(header: dict[str, Any], columns: dict[str, npt.NDArray[Any]]) 
     )
     if dtype.hasobject or math.prod(index.grid) != index.num_chunks:
         return None  # bytes of the file must never become pointers, whoever wrote this header
+    holes = bool(np.any(index.offsets < 0))
+    if len(index.fill) % dtype.itemsize or holes > bool(index.fill):
+        return None
     check_extent(index, key[0])
     ends = tuple((tuple(path), spaces) for path, spaces in header["string_ends"])
     bounds = Bounds(*header["bounds"])

@@ -10,9 +10,9 @@ import numpy as np
 
 from hpctrain.errors import DataError, UsageError
 from hpctrain.h5.codecs import pipeline_for
+from hpctrain.h5.fields import Field
 from hpctrain.h5.filters import FilterPipeline
 from hpctrain.h5.options import PackOptions
-from hpctrain.h5.packed import Field
 from hpctrain.h5.rounding import mantissa_bits
 from hpctrain.h5.sources import Source
 
@@ -86,14 +86,15 @@ def chunk_pipeline(field: Field, chunk_shape: tuple[int, ...]) -> FilterPipeline
 
 def _stored_field(field: Field, options: PackOptions) -> Field:
     dtype = np.dtype(options.store) if options.store and field.dtype.kind == "f" else field.dtype
-    keep_bits = field.keep_bits if field.keep_bits is None else min(field.keep_bits, mantissa_bits(dtype))
+    bits = [] if field.keep_bits is None else [field.keep_bits, mantissa_bits(dtype)]
     if options.keep_bits is not None and dtype.kind == "f":
         if options.keep_bits > mantissa_bits(dtype):
             raise UsageError(
                 f"keep-bits is {options.keep_bits}, but field {field.name!r} is {dtype.name}, whose mantissa has "
                 f"{mantissa_bits(dtype)} bits; give at most as many"
             )
-        keep_bits = options.keep_bits
+        bits.append(options.keep_bits)
+    keep_bits = min(bits, default=None)  # of a field that was rounded before no more can be kept
     return dataclasses.replace(
         field, dtype=dtype.newbyteorder("<"), codec=options.codec, keep_bits=keep_bits, mean=None, std=None
     )

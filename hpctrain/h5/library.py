@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError
-from hpctrain.h5.index import H5PY_ERRORS, RECOPY, file_key_of, open_h5
+from hpctrain.h5.index import H5PY_ERRORS, RECOPY, file_key_of, name_bytes, open_h5
 
 _MAX_OPEN_FILES: Final = 64
 
@@ -51,7 +51,7 @@ class LibraryReader:
         with self._lock:
             file = self._open(path, key)
             try:
-                values = read_node(file[name], start, stop)
+                values = read_node(file[name_bytes(name)], start, stop)
             except H5PY_ERRORS as error:
                 raise DataError(
                     f"{path}: dataset {name!r}: libhdf5 cannot read rows {start} to {stop}: {error}; {RECOPY}"
@@ -65,11 +65,7 @@ class LibraryReader:
                 self._files.popitem()[1][1].close()
 
     def _open(self, path: Path, key: tuple[int, int, int]) -> h5py.File:
-        if not _is_still(path, key):
-            raise DataError(
-                f"{path}: changed since this run looked at it (size, time or file are others); put the old file back, "
-                "or begin a new run"
-            )
+        refuse_changed(path, key)
         if path in self._files and self._files[path][0] != key:
             self._files.pop(path)[1].close()
         if path not in self._files:
@@ -80,11 +76,17 @@ class LibraryReader:
         return self._files[path][1]
 
 
-def _is_still(path: Path, key: tuple[int, int, int]) -> bool:
+def refuse_changed(path: Path, key: tuple[int, int, int]) -> None:
+    """Raise `DataError` where the file is not there any more, or is another one than that of `key`."""
     try:
-        return file_key_of(path) == key
+        found = file_key_of(path)
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file any more; {RECOPY}") from error
+    if found != key:
+        raise DataError(
+            f"{path}: changed since this run looked at it (size, time or file are others); put the old file back, "
+            "or begin a new run"
+        )
 
 
 def read_node(node: h5py.Dataset, start: int, stop: int) -> npt.NDArray[Any]:

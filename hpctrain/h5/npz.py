@@ -6,8 +6,10 @@ unpacked into memory, where zip's checksum is verified. Nothing is unpickled.
 
 from __future__ import annotations
 
+import errno
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -22,6 +24,19 @@ from hpctrain.errors import DataError, StorageError
 _MEND: Final = "save it again with numpy.savez, without objects in it"
 _LOCAL_HEADER_BYTES: Final = 30  # PKZIP APPNOTE 4.3.7: lengths of name and extra field are its last two u16
 _MEMORY_SHARE: Final = 0.5
+
+ARRAY_ERRORS: Final = (
+    ValueError,
+    EOFError,
+    TypeError,
+    ArithmeticError,
+    SyntaxError,
+    MemoryError,
+    RecursionError,
+    tokenize.TokenError,
+)
+"""What NumPy's readers raise for damaged headers, which are Python literals."""
+_ZIP_ERRORS: Final = (zipfile.BadZipFile, RuntimeError, IndexError, zlib.error, struct.error)
 
 
 def load_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -40,10 +55,12 @@ def load_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
                 info.filename.removesuffix(".npy"): _load(path, archive, info, *heads[info.filename])
                 for info in members
             }
-    except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, zlib.error, struct.error) as error:
+    except DataError:
+        raise
+    except (*_ZIP_ERRORS, *ARRAY_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is a damaged offset
+            raise StorageError(f"{path}: cannot be read: {error.strerror}; check the filesystem") from error
         raise DataError(f"{path}: cannot be read as an archive of arrays (.npz): {error}; {_MEND}") from error
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}; check the filesystem") from error
 
 
 _Head = tuple[tuple[int, ...], bool, np.dtype[Any], int]
@@ -98,7 +115,7 @@ def _load(
     dtype: np.dtype[Any],
     head_bytes: int,
 ) -> npt.NDArray[Any]:
-    if info.compress_type == zipfile.ZIP_STORED and np.prod(shape):
+    if info.compress_type == zipfile.ZIP_STORED and 0 not in shape:
         start = _data_offset(path, info) + head_bytes
         return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
     with archive.open(info) as stream:

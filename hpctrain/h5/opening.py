@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError, UsageError
+from hpctrain.h5.manifest import MANIFEST
+from hpctrain.h5.npz import ARRAY_ERRORS, load_npz
 from hpctrain.h5.options import SourceOptions
-from hpctrain.h5.packed import MANIFEST
 from hpctrain.h5.sources import ArraySource, Source, paired
 
 HDF5_SUFFIXES: Final = frozenset({".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4"})
@@ -32,6 +33,10 @@ def open_source(path: Path, how: SourceOptions | None = None) -> Source:
     how = how or SourceOptions()
     if how.size is not None:
         check_size(how.size)
+    if how.gray and how.keep_encoded:
+        raise UsageError(
+            "--gray makes other pixels, but --keep-encoded keeps the files as they are; leave out one"
+        )
     if not path.exists():
         raise UsageError(f"{path}: there is no such file or folder")
     listed = (
@@ -82,8 +87,6 @@ def _open_data(path: Path, listed: Sequence[Path], how: SourceOptions) -> Source
         wanted, warnings = choose_fields(files[0], how.fields)
         left_out = _left_out([item.name for item in listed if item not in files])
         return Hdf5Source(files, wanted, (*left_out, *warnings), lenient=not how.fields)
-    from hpctrain.h5.npz import load_npz
-
     return ArraySource(paired(load_npz(path)))
 
 
@@ -107,8 +110,9 @@ def open_arrays(paths: Sequence[Path], others: Sequence[str] = ()) -> ArraySourc
 def load_array(path: Path) -> npt.NDArray[Any]:
     """Map a `.npy` file; nothing in it is unpickled. Raises `DataError` for what is not a whole array of numbers."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with np.errstate(over="raise"):  # a product of extents
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, *ARRAY_ERRORS) as error:
         raise DataError(
             f"{path}: cannot be read as an array of numbers: {error}; "
             "save it again with numpy.save, without objects in it"

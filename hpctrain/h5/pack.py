@@ -18,9 +18,9 @@ from hpctrain.errors import UsageError
 from hpctrain.h5.choose_codec import Choice, Trying, choose_codec
 from hpctrain.h5.encoding import EncodedChunk, Encoder
 from hpctrain.h5.layout import plan_layout
+from hpctrain.h5.manifest import MANIFEST
 from hpctrain.h5.opening import open_source
 from hpctrain.h5.options import AUTO, PackOptions, PackReport, SourceOptions
-from hpctrain.h5.packed import MANIFEST
 from hpctrain.h5.publish import check_target, publishing
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import ArraySource, Source

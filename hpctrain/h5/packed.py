@@ -6,14 +6,13 @@ filters, chunk digests), so that what it returns is the set that was packed. No 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,39 +21,15 @@ import xxhash
 from hpctrain.errors import DataError, StorageError
 from hpctrain.h5.chunks import FileSource, read_flat
 from hpctrain.h5.codecs import known_filters
+from hpctrain.h5.fields import OFFSETS_SUFFIX, Field, offsets_field
 from hpctrain.h5.filters import BLOSC
 from hpctrain.h5.filters.blosc import HEADER_BYTES as FRAME_HEADER_BYTES
 from hpctrain.h5.filters.blosc import frame_block_bytes
 from hpctrain.h5.index import REPACK, ChunkIndex, index_dataset, open_h5
+from hpctrain.h5.manifest import MANIFEST, VERSION, classes_from, field_from, read_manifest
 
 if TYPE_CHECKING:
     from hpctrain.h5.dataset import Dataset
-
-MANIFEST: Final = "dataset.json"
-FORMAT: Final = "hpctrain-packed"
-VERSION: Final = 1
-OFFSETS_SUFFIX: Final = "_offsets"
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of the samples.
-
-    `dense`: an array of `sample_shape` per sample; `ragged`: 1-D of any length. `mean` and `std` are one
-    number, or one per channel for images; None for ragged fields and for fields with values that are not
-    finite. `keep_bits`: mantissa bits that floats were rounded to, None where they were not. `encoding`: "image" where
-    each row is the bytes of a picture file (JPEG or PNG); None for plain values.
-    """
-
-    name: str
-    kind: Literal["dense", "ragged"]
-    dtype: np.dtype[Any]
-    sample_shape: tuple[int, ...]
-    codec: str = "none"
-    mean: tuple[float, ...] | float | None = None
-    std: tuple[float, ...] | float | None = None
-    keep_bits: int | None = None
-    encoding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,13 +96,12 @@ def open_packed(root: Path) -> PackedSet:
     root = Path(root).absolute()
     manifest = read_manifest(root)
     try:
-        fields = {name: _field_from(name, entry) for name, entry in manifest["fields"].items()}
+        fields = {name: field_from(name, entry) for name, entry in manifest["fields"].items()}
         with FileSource() as source:
             shards = tuple(
                 _open_shard(root, entry, fields, int(manifest["chunk_samples"]), source)
                 for entry in manifest["shards"]
             )
-        classes = manifest["classes"]
         packed = PackedSet(
             root,
             fields,
@@ -135,10 +109,12 @@ def open_packed(root: Path) -> PackedSet:
             int(manifest["chunk_samples"]),
             int(manifest["num_samples"]),
             str(manifest["identity"]),
-            None if classes is None else tuple(classes),
+            classes_from(manifest["classes"]),
             block_bytes_of(shards, int(manifest["chunk_samples"])),
         )
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except DataError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, SyntaxError) as error:
         raise DataError(
             f"{root / MANIFEST}: not a manifest of version {VERSION}: {error!r}; {REPACK}"
         ) from error
@@ -170,37 +146,6 @@ def _first_bytes(index: ChunkIndex, num_bytes: int) -> bytes:
         raise StorageError(f"{index.path}: cannot be read: {error.strerror}") from error
 
 
-def read_manifest(root: Path) -> dict[str, Any]:
-    """The manifest of a packed set, with its own digest checked; errors as for `open_packed`."""
-    path = root / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(
-            f"{path}: there is no such file, so {root} is not a packed set; make one with `hpctrain pack SRC {root}`"
-        ) from error
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: not valid JSON: {error}; {REPACK}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{path}: not the manifest of a packed set (format {FORMAT!r}); {REPACK}")
-    if manifest.get("version") != VERSION:
-        raise DataError(
-            f"{path}: version {manifest.get('version')!r} of the format is unknown, "
-            f"this hpctrain reads version {VERSION}; read it with a newer hpctrain, or pack the source again"
-        )
-    if manifest.get("manifest_digest") != manifest_digest(manifest):
-        raise DataError(f"{path}: changed since it was packed (its digest does not match); {REPACK}")
-    return manifest
-
-
-def manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """xxh3_128 (hex) of the manifest in canonical JSON, without the entry that holds the digest."""
-    content = {key: value for key, value in manifest.items() if key != "manifest_digest"}
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-
-
 def identity_of(
     datasets: Iterable[tuple[str, tuple[int, ...], np.dtype[Any], npt.NDArray[np.uint64]]],
 ) -> str:
@@ -213,26 +158,6 @@ def identity_of(
         hasher.update(f"{name}\0{shape}\0{dtype.str}\0{len(digests)}\0".encode())
         hasher.update(np.ascontiguousarray(digests, "<u8").tobytes())
     return hasher.hexdigest()
-
-
-def _field_from(name: str, entry: Mapping[str, Any]) -> Field:
-    def number(value: Any) -> tuple[float, ...] | float | None:
-        return tuple(float(item) for item in value) if isinstance(value, list) else value
-
-    kind: Literal["dense", "ragged"] = "ragged" if entry["kind"] == "ragged" else "dense"
-    shape = tuple(int(extent) for extent in entry["shape"])
-    dtype = np.dtype(entry["dtype"])
-    return Field(
-        name,
-        kind,
-        dtype,
-        shape,
-        entry["codec"],
-        number(entry["mean"]),
-        number(entry["std"]),
-        entry.get("keep_bits"),  # absent in sets packed before there was rounding
-        entry.get("encoding"),
-    )
 
 
 def _open_shard(
@@ -267,11 +192,6 @@ def _read_offsets(
     if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
         raise DataError(f"{table.path}: the offsets of {field.name!r} do not ascend from 0; {REPACK}")
     return offsets
-
-
-def offsets_field(field: Field) -> Field:
-    """The dense field that holds the offsets of a ragged one."""
-    return Field(field.name + OFFSETS_SUFFIX, "dense", np.dtype("<i8"), (), field.codec)
 
 
 def _check_bytes(path: Path, wanted: int) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from hpctrain.h5.blocks import BlockCache, cut, joined
 from hpctrain.h5.packed import PackedSet, open_packed
+from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.reader import FileSource, read_sample_chunk
 from hpctrain.h5.sources import Columns
 
@@ -27,8 +28,7 @@ class PackedSource:
         self.warnings: tuple[str, ...] = ()
         self._starts: npt.NDArray[np.int64] = np.concatenate([[0], np.cumsum(self._packed.chunk_sizes)])
         self._source = FileSource()
-        chunk_bytes = max(1, self._packed.chunk_samples * self._sample_bytes())
-        self._chunks = BlockCache(self._load, max(2, _KEPT_BYTES // chunk_bytes))
+        self._chunks = BlockCache(self._load, _size_of, _KEPT_BYTES)
 
     def read(self, start: int, stop: int) -> Columns:
         """Samples [start, stop); errors as for `read_sample_chunk`."""
@@ -49,13 +49,6 @@ class PackedSource:
     def _load(self, chunk: int) -> Columns:
         return read_sample_chunk(self._packed, self._source, chunk)
 
-    def _sample_bytes(self) -> int:
-        values = sum(
-            self.num_values(name) * field.dtype.itemsize
-            for name, field in self.fields.items()
-            if field.kind == "ragged"
-        )
-        dense = [field for field in self.fields.values() if field.kind == "dense"]
-        return values // self.num_samples + sum(
-            int(np.prod(field.sample_shape, dtype=np.int64)) * field.dtype.itemsize for field in dense
-        )
+
+def _size_of(columns: Columns) -> int:
+    return sum(rows.values.nbytes if isinstance(rows, Ragged) else rows.nbytes for rows in columns.values())

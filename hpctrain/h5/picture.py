@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from imagecodecs import Jpeg8Error, jpeg8_decode
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from hpctrain.errors import DataError, StorageError, UsageError
 
@@ -36,6 +36,7 @@ _DECODE_ERRORS: Final = (
     TypeError,
     struct.error,
 )
+_PNG_START: Final = b"\x89PNG\r\n\x1a\n"
 # Markers of a JPEG stream (ITU-T T.81, table B.1).
 _JPEG_START: Final = b"\xff\xd8\xff"
 _JPEG_END: Final = b"\xff\xd9"
@@ -88,6 +89,11 @@ def read_encoded(path: Path, size: int | None) -> bytes:
     except OSError as error:
         _refuse_unreadable(str(path), error)
         raise DataError(f"{path}: does not decode as an image ({error}); repair or remove it") from error
+    if data and not data.startswith((_JPEG_START, _PNG_START)):
+        raise DataError(
+            f"{path}: is neither JPEG nor PNG, which are the pictures that can be kept encoded; convert or remove it, "
+            "or leave out --keep-encoded"
+        )
     height, width = decode_image(data, str(path)).shape[:2]
     if size is not None and (height, width) != (size, size):
         raise DataError(
@@ -112,7 +118,9 @@ def _decode(
         raise DataError(f"{name}: {error}; scale the image down, or remove it") from error
     except _DECODE_ERRORS as error:
         _refuse_unreadable(name, error)
-        raise DataError(f"{name}: does not decode as an image ({error}); repair or remove it") from error
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text names an object in memory
+        cause = f"none of {', '.join(formats)}" if unknown else error
+        raise DataError(f"{name}: does not decode as an image ({cause}); repair or remove it") from error
 
 
 def _scaled(image: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -18,10 +18,10 @@ from h5py import h5d, h5z
 
 from hpctrain.errors import DataError
 from hpctrain.h5.chunk_table import raw_partial_edges, read_chunk_table
-from hpctrain.h5.elsewhere import check_sources
+from hpctrain.h5.elsewhere import FileKeys, check_sources
 from hpctrain.h5.filetype import why_inexact, without_metadata
 from hpctrain.h5.filters import Filter, FilterPipeline, filter_name, why_not
-from hpctrain.h5.index import RECOPY, ChunkIndex, check_extent, file_key_of, grid_of
+from hpctrain.h5.index import RECOPY, ChunkIndex, check_extent, grid_of, open_file_key
 
 PIECE_BYTES: Final = 1 << 20  # of a contiguous dataset, where the caller does not say how many rows
 _ALL_SKIPPED: Final = 0xFFFFFFFF
@@ -76,12 +76,16 @@ def _why_not_edges(node: h5py.Dataset, filters: tuple[Filter, ...]) -> str:
     return "this libhdf5 cannot be asked whether the chunks at the edges are stored without their filters"
 
 
-def check_library(node: h5py.Dataset, where: str, filters: tuple[Filter, ...]) -> None:
-    """Raise `DataError` for what libhdf5 cannot read, or would read as something else in silence."""
-    check_sources(node)
+def check_library(node: h5py.Dataset, where: str, filters: tuple[Filter, ...]) -> FileKeys:
+    """The other files that libhdf5 will take values from.
+
+    Raises `DataError` for what libhdf5 cannot read, or would read as something else in silence.
+    """
+    sources = check_sources(node)
     for item in missing_in_library(filters):
         reason = why_not((item,)) or f"filter {item.id} ({filter_name(item.id)}) is needed"
         raise DataError(f"{where}: {reason}; libhdf5 does not have it here")
+    return sources
 
 
 def missing_in_library(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
@@ -115,13 +119,15 @@ def index_node(
         index = _index_chunked(node, path, filters, bounds)
     else:
         index = _index_contiguous(node, path, rows_per_chunk)
-        _check_chunk(node, path, math.prod(index.chunk_shape) * index.dtype.itemsize, bounds)
+        _check_chunk(node, path, "bytes", math.prod(index.chunk_shape) * index.dtype.itemsize, bounds)
     check_extent(index, path.stat().st_size)
     return index
 
 
-def _check_chunk(node: h5py.Dataset, path: Path, chunk_bytes: int, bounds: Bounds) -> None:
-    bounds.check(f"{path}: dataset {node.name!r}: the bytes of one chunk are", chunk_bytes, "max_chunk_bytes")
+def _check_chunk(node: h5py.Dataset, path: Path, what: str, chunk_bytes: int, bounds: Bounds) -> None:
+    bounds.check(
+        f"{path}: dataset {node.name!r}: the {what} of one chunk are", chunk_bytes, "max_chunk_bytes"
+    )
 
 
 def _index_chunked(node: h5py.Dataset, path: Path, filters: tuple[Filter, ...], bounds: Bounds) -> ChunkIndex:
@@ -129,8 +135,10 @@ def _index_chunked(node: h5py.Dataset, path: Path, filters: tuple[Filter, ...], 
     grid = grid_of(node.shape, node.chunks)
     bounds.check(f"{path}: dataset {node.name!r}: its chunks are", math.prod(grid), "max_chunks")
     chunk_shape = (*node.chunks, *node.dtype.shape)
-    _check_chunk(node, path, math.prod(chunk_shape) * dtype.itemsize, bounds)
+    _check_chunk(node, path, "bytes", math.prod(chunk_shape) * dtype.itemsize, bounds)
+    file_key = open_file_key(node)
     offsets, sizes, masks = read_chunk_table(node, grid)
+    _check_chunk(node, path, "stored bytes", int(sizes.max(initial=0)), bounds)
     holes = np.flatnonzero(offsets < 0)
     missing = np.unravel_index(holes[0], grid) if len(holes) else None
     raw_edges = bool(filters) and bool(raw_partial_edges(node))
@@ -150,7 +158,7 @@ def _index_chunked(node: h5py.Dataset, path: Path, filters: tuple[Filter, ...], 
             node, path, None if missing is None else tuple(np.multiply(missing, node.chunks).tolist())
         ),
         raw_edges=raw_edges,
-        file_key=file_key_of(path),
+        file_key=file_key,
     )
 
 
@@ -186,7 +194,7 @@ def _index_contiguous(node: h5py.Dataset, path: Path, rows_per_chunk: int | None
         if offset is None and needed
         else bytes(dtype.itemsize),
         contiguous=True,
-        file_key=file_key_of(path),
+        file_key=open_file_key(node),
     )
     return in_pieces(whole, rows_per_chunk)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError, UsageError
-from hpctrain.h5.packed import OFFSETS_SUFFIX, Field
+from hpctrain.h5.fields import OFFSETS_SUFFIX, Field
 from hpctrain.h5.ragged import Ragged
 
 Columns = dict[str, npt.NDArray[Any] | Ragged]

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -28,7 +28,11 @@ from hpctrain.h5.survey_facts import DatasetSurvey, FileSurvey, Finding, Limits,
 CHILD_COMMAND: Final = (sys.executable, "-P", "-m", "hpctrain.h5.survey_child")
 _STDERR_TAIL_BYTES: Final = 500
 _PIECE_BYTES: Final = 1 << 16
+_MAX_LINE_BYTES: Final = 1 << 22
 _START_TIMEOUT_S: Final = 120.0  # Python and its libraries, read from a shared filesystem by many
+
+_NONSENSE: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What comes of lines that are not those of our child: one that crashes may write anything."""
 
 Step = tuple[str, str]
 """An object by its path, and what is done with it: "open" or "attributes"."""
@@ -43,6 +47,7 @@ class _Found:
     links: dict[str, LinkSurvey] = field(default_factory=dict)
     findings: dict[Finding, None] = field(default_factory=dict)
     skip: list[Step] = field(default_factory=list)
+    wanted: list[str] = field(default_factory=list)
     refused: str = ""
     cut: str = ""
 
@@ -79,9 +84,11 @@ def survey(
     limits: Limits | None = None,
     verify_chunks: int = 4,
     progress: Callable[[str], None] | None = None,
+    wanted: Iterable[str] = (),
 ) -> FileSurvey:
     """Look at everything in an HDF5 file, without following links out of it.
 
+    Before that the datasets `wanted` are opened by these names, which may lead through links as those of a run do.
     `verify_chunks` chunks of each dataset that is read in parallel are compared with libhdf5; `progress` is called
     with the path of every object. Nothing is raised for a bad file: the survey says what is wrong with it.
     """
@@ -90,7 +97,7 @@ def survey(
         file_bytes = _bytes_of(path)
     except DataError as error:
         return FileSurvey(path, refused=str(error))
-    found = _Found()
+    found = _Found(wanted=[f"/{name.strip('/')}" for name in wanted])
     while _one_child(path, limits, verify_chunks, found, progress or _silent):
         pass
     return FileSurvey(
@@ -126,11 +133,11 @@ def _one_child(
         "verify_chunks": verify_chunks,
         "skip": found.skip,
         "done": list(found.datasets),
+        "wanted": found.wanted,
     }
     at: Step | None = None
-    with tempfile.TemporaryFile() as errors, _start(errors) as child:
+    with tempfile.TemporaryFile() as errors, _start(request, errors) as child:
         try:
-            _ask(child, request)
             for line in _lines(child, limits.object_timeout_s):
                 kind, value = json.loads(line)
                 if kind == "at":
@@ -143,31 +150,25 @@ def _one_child(
             cause = _cause_of_death(child.wait(limits.object_timeout_s), errors)
         except (TimeoutError, subprocess.TimeoutExpired):
             cause = f"looking at it took longer than {limits.object_timeout_s:g} s"
-        except ValueError as error:  # a child that crashes may write anything
+        except _NONSENSE as error:
             cause = f"looking at it went wrong: {error}"
         finally:
             child.kill()
     return found.died(at, cause, limits)
 
 
-def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """A child that imports from where this process does; without thread pools, which cost address space and time."""
+def _start(request: dict[str, Any], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A child that imports from where this process does; without thread pools, which cost address space and time.
+
+    It reads the request from a file: a pipe that is full would wait for a child that hangs.
+    """
     root = str(Path(hpctrain.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(CHILD_COMMAND, stdin=pipe, stdout=pipe, stderr=errors, env=env)
-
-
-def _ask(child: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
-    stdin = child.stdin
-    if stdin is None:
-        raise TypeError("the child was started without a pipe to its input")
-    try:
-        stdin.write(json.dumps(request).encode())
-        stdin.close()
-    except BrokenPipeError:  # it died first; how is found out below
-        pass
+    with tempfile.TemporaryFile() as question:
+        question.write(json.dumps(request).encode())
+        question.seek(0)
+        return subprocess.Popen(CHILD_COMMAND, stdin=question, stdout=subprocess.PIPE, stderr=errors, env=env)
 
 
 def _lines(child: subprocess.Popen[bytes], timeout_s: float) -> Iterator[bytes]:
@@ -186,6 +187,8 @@ def _lines(child: subprocess.Popen[bytes], timeout_s: float) -> Iterator[bytes]:
         if not piece:
             return
         *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise ValueError(f"a line of more than {_MAX_LINE_BYTES} bytes")
         for line in lines:
             yield line
             end_s = time.monotonic() + timeout_s

@@ -7,6 +7,7 @@ touched, then "group", "dataset", "link", "finding", "refused" or "cut" (see `hp
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import sys
@@ -62,6 +63,7 @@ class Walk:
         self._verify_chunks = int(request["verify_chunks"])
         self._skip = {(name, step) for name, step in request["skip"]}
         self._done = set(request["done"])
+        self._wanted = list(request["wanted"])
         self._limits, self._say = limits, say
         self._names: dict[int, bytes] = {}
         self._waiting: list[bytes] = []
@@ -74,10 +76,23 @@ class Walk:
             self._say("refused", str(error))
             return
         with file:
+            for name in self._wanted:
+                self._try(name)
             self._file_id = file.id
             self._waiting.append(b"/")
             while self._waiting:
                 self._visit(self._waiting.pop())
+
+    def _try(self, name: str) -> None:
+        """Open a dataset by a name that may lead through links."""
+        if (name, "open") not in self._skip:
+            self._say("at", (name, "open"))
+            try:
+                open_dataset(
+                    self._path, name, verify_chunks=self._verify_chunks, max_bytes=self._most_bytes()
+                )
+            except (HpctrainError, *_UNREADABLE) as error:
+                self._find(name, error)
 
     def _visit(self, path: bytes) -> None:
         name = os.fsdecode(path)
@@ -174,7 +189,7 @@ class Walk:
             chunk_shape=tuple(plist.get_chunk()) if plist.get_layout() == h5py.h5d.CHUNKED else None,
             filters=tuple(words for _, words in filters),
             filter_ids=tuple(number for number, _ in filters),
-            raw_bytes=0 if empty else space.get_simple_extent_npoints() * itemsize,
+            raw_bytes=0 if shape is None else math.prod(shape) * itemsize,
             stored_bytes=node.get_storage_size(),
             road="none",
             reason="looking at it failed",
@@ -187,19 +202,24 @@ class Walk:
         """How the dataset is read, and why not in parallel; one that cannot be read at all is a finding."""
         try:
             self._check_size(found)
-            dataset = open_dataset(self._path, found.name, verify_chunks=self._verify_chunks)
+            dataset = open_dataset(
+                self._path, found.name, verify_chunks=self._verify_chunks, max_bytes=self._most_bytes()
+            )
         except (HpctrainError, *_UNREADABLE) as error:
             return "none", self._find(found.name, error)
         return dataset.road, dataset.reason
 
     def _check_size(self, found: DatasetSurvey) -> None:
         """Refuse what claims to be far larger than what the file can hold, before anything is allocated for it."""
-        held = self._path.stat().st_size
-        if found.raw_bytes > max(self._limits.max_bytes, _MAX_RATIO * held):
+        if found.raw_bytes > self._most_bytes():
             raise DataError(
-                f"it claims to hold {found.raw_bytes} bytes, in a file of {held}; the limit is "
+                f"it claims to hold {found.raw_bytes} bytes, in a file of {self._path.stat().st_size}; the limit is "
                 f"{self._limits.max_bytes} bytes: raise it (--max-gib) if the file is to be trusted"
             )
+
+    def _most_bytes(self) -> int:
+        """Raw bytes that a dataset of this file may claim to hold."""
+        return max(self._limits.max_bytes, _MAX_RATIO * self._path.stat().st_size)
 
 
 def _join(path: bytes, name: bytes) -> bytes:

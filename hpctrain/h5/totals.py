@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from hpctrain.h5.choose_codec import Choice
 from hpctrain.h5.encoding import EncodedChunk
+from hpctrain.h5.fields import Field
 from hpctrain.h5.layout import Layout
-from hpctrain.h5.packed import FORMAT, VERSION, Field, identity_of, manifest_digest
+from hpctrain.h5.manifest import FORMAT, VERSION, manifest_digest
+from hpctrain.h5.packed import identity_of
 from hpctrain.h5.stats import Moments, channels_of
 from hpctrain.h5.writer import DatasetWriter
 

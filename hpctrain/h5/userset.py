@@ -20,9 +20,10 @@ from hpctrain.errors import DataError, UsageError
 from hpctrain.h5.chunks import FileSource
 from hpctrain.h5.compare import sampled_chunks
 from hpctrain.h5.dataset import DEFAULT_BOUNDS, Dataset
+from hpctrain.h5.fields import Field
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.index_cache import cached_dataset
-from hpctrain.h5.packed import Field, PackedSet, Shard
+from hpctrain.h5.packed import PackedSet, Shard
 from hpctrain.h5.roads import PIECE_BYTES, in_pieces
 
 _SAMPLED_CHUNKS: Final = 16  # of a dataset in one file

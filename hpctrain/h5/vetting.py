@@ -35,7 +35,7 @@ def refuse_damaged(paths: Sequence[Path], fields: Mapping[str, str], max_bytes: 
     """
     wanted = {"/" + place.strip("/") for place in fields.values()}
     for path in paths:
-        found = survey(path, Limits(max_bytes=max_bytes), verify_chunks=0)
+        found = survey(path, Limits(max_bytes=max_bytes), verify_chunks=0, wanted=sorted(wanted))
         if found.refused:
             raise DataError(found.refused)
         for finding in found.findings:

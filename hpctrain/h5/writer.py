@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from hpctrain.errors import StorageError
 from hpctrain.h5.encoding import padded
+from hpctrain.h5.fields import Field, offsets_field
 from hpctrain.h5.filters import DEFLATE, SHUFFLE, FilterPipeline
 from hpctrain.h5.index import DIGESTS_GROUP, digest_of
 from hpctrain.h5.layout import Layout, chunk_pipeline
-from hpctrain.h5.packed import Field, offsets_field
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.shardfile import ShardFile
 

@@ -110,7 +110,7 @@ class DataPath:
                 self._emit("advice", message=advice)
 
     def _stage(self, directory: Path, epochs: range) -> None:
-        if any(index.digests is None for shard in self._packed.shards for index in shard.dense.values()):
+        if self._config.data.fields:
             if self._world.is_root:
                 self._emit(
                     "warning",

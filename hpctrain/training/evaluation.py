@@ -53,7 +53,8 @@ class Evaluator:
         try:
             with self._new_assembler() as assembler:
                 numbers = range(self._world.rank, self.num_batches, self._world.size)
-                read = assembler.run([self._requests(numbers)], self._batch_samples)
+                rows = min(self._batch_samples, self._packed.num_samples)
+                read = assembler.run([self._requests(numbers)], rows)
                 for number, assembled in zip(numbers, read, strict=True):
                     if stop.requested:
                         break

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ from hpctrain.training.task import DatasetInfo, Task, has_evaluate, load_functio
 def run_rank(attempt: RankAttempt) -> bool:
     """Set up, restore, train, and write the result; True when finished, False when all ranks leave."""
     torch.set_num_threads(attempt.config.precision.compute_threads)
+    allow_many_files()
     with attempt.phases("start", -1):
         parts = _set_up(attempt)
         leaving = _agreed_to_leave(attempt, parts.world)
@@ -65,6 +68,13 @@ def run_rank(attempt: RankAttempt) -> bool:
         if finished and parts.world.is_root:
             write_result(run, attempt.run_dir, attempt.number)
     return finished
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: a set may have more shards than the usual 1024."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # a kernel that allows less: it may still be enough
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from hpctrain.config import RunConfig
 from hpctrain.data.preprocess import SampleFunction
 from hpctrain.errors import ConfigError
-from hpctrain.h5.packed import Field, PackedSet
+from hpctrain.h5.fields import Field
+from hpctrain.h5.packed import PackedSet
 
 Batch = dict[str, Any]
 """Dense field: tensor (B, ...) in the stored dtype. Ragged field: {"values": 1-D tensor, "offsets": int64 (B + 1,)}.

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks import inputs, reader
+from benchmarks.__main__ import app
 from benchmarks.harness import Ended, Measurement, Observation
 from benchmarks.reader import QUICK, ReaderConfig, fill, run_reader
 from benchmarks.reader_client import INSTALL, SideError, why_absent
@@ -172,3 +174,10 @@ def test_a_peer_reads_the_same_bytes(tmp_path: Path, only: Callable[..., None], 
     run_reader(dataclasses.replace(SMALL, workers=(2, 0)), tmp_path, report, lambda text: None)
     assert report.measurements["warm"].measured()
     assert {bar["reason"] for bar in report.bars if bar["family"] == family} <= {""}
+
+
+def test_help_shows_an_example() -> None:
+    answer = CliRunner().invoke(app, ["reader", "--help"])
+    assert answer.exit_code == 0
+    for word in ("--quick", "--json", "--markdown", "Example: python -m benchmarks reader"):
+        assert word in answer.output

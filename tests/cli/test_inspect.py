@@ -105,6 +105,11 @@ def test_a_file_that_is_not_there_is_a_mistake_in_the_command(
     assert "there is no such file" in capsys.readouterr().err
 
 
+def test_a_limit_that_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "--max-gib", "inf") == 64
+    assert "give a number of GiB" in capsys.readouterr().err
+
+
 def test_a_packed_set_shows_its_first_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed = small_set(tmp_path / "set", 2000, 8)
     assert len(packed.shards) > 3

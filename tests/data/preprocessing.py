@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.data.preprocess import FieldSteps, Preprocessor
-from hpctrain.h5.packed import Field
+from hpctrain.h5.fields import Field
 from hpctrain.h5.ragged import Ragged
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import threading
 import time
@@ -39,6 +40,16 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> PackedSet:
 def source() -> Iterator[FileSource]:
     with FileSource() as files:
         yield files
+
+
+@contextlib.contextmanager
+def ended_within(seconds: float) -> Iterator[None]:
+    """Dumps all stacks and ends the process where the body hangs."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def check_values(lane_samples: np.ndarray, fields: dict, arrays: dict) -> None:
@@ -101,6 +112,14 @@ def test_a_dense_chunk_is_read_once_per_epoch_and_rank(packed: PackedSet, source
     assert len(dense) == len(packed.chunk_sizes)
 
 
+def test_a_set_that_fits_into_the_budget_is_read_once_in_a_run(packed: PackedSet, source: FileSource) -> None:
+    counting = CountingSource(source)
+    plan = Plan(packed.chunk_sizes, 4, 16, 3, 2)
+    with Loader(packed, counting, plan, range(4), 2, 3) as loader:
+        list(loader.steps(0, 0, 3))
+    assert counting.reads_of("image") == len(packed.chunk_sizes)
+
+
 class FailingSource(CountingSource):
     def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
         if sum(self.reads.values()) > 30:
@@ -120,6 +139,81 @@ def test_an_error_of_a_thread_is_raised_in_the_loop_and_ends_the_threads(
     assert not [
         thread.name for thread in threading.enumerate() if thread.name.startswith(("loader", "decode"))
     ]
+
+
+def test_nothing_is_made_of_a_chunk_that_could_not_be_read(packed: PackedSet, source: FileSource) -> None:
+    """Later steps need the bad chunk as well: no user function may see what happens to lie in its place."""
+
+    class Failing(CountingSource):
+        def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
+            if index.dataset == "image" and self.reads_of("image") == 2:
+                raise DataError("shard-00000.h5: a bad chunk")
+            return super().read(index, chunk, allocate)
+
+    arrays, seen = small_arrays(NUM_SAMPLES), []
+
+    def keep(sample: np.ndarray, rng: np.random.Generator | None) -> np.ndarray:
+        seen.append(sample)
+        return sample
+
+    made = Preprocessor(
+        packed.fields,
+        {"image": FieldSteps(function="m:keep")},
+        1,
+        first=lambda name: arrays[name][0],
+        functions={"m:keep": keep},
+        source="here",
+    )
+    seen.clear()
+    plan = Plan(packed.chunk_sizes, 1, 1, 3, 1)  # the third chunk is needed from step 24 on
+    with Loader(packed, Failing(source), plan, range(1), 1, 3, preprocessors=made.fields) as loader:
+        steps = loader.steps(0, 0, 1)
+        for _ in range(22):
+            next(steps)
+        time.sleep(0.2)  # so that the chunk fails before the steps after 24 are begun
+        with pytest.raises(DataError, match="a bad chunk"):
+            list(steps)
+        time.sleep(0.1)
+    assert len(seen) == 24
+
+
+def test_after_closing_nobody_waits_for_a_batch(packed: PackedSet, source: FileSource) -> None:
+    plan = Plan(packed.chunk_sizes, 2, 8, 3, 2)
+    loader = Loader(packed, source, plan, range(2), 2, 2)
+    steps = loader.steps(0, 0, 50)
+    next(steps)
+    loader.close()
+    with ended_within(20), pytest.raises(RuntimeError, match="closed"):
+        list(steps)
+
+
+def test_closing_wakes_the_one_who_waits(packed: PackedSet, source: FileSource) -> None:
+    class Stuck(CountingSource):
+        def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
+            released.wait(20)
+            return super().read(index, chunk, allocate)
+
+    released, found = threading.Event(), []
+
+    def consume() -> None:
+        try:
+            next(loader.steps(0, 0, 1))
+        except RuntimeError as error:
+            found.append(error)
+
+    plan = Plan(packed.chunk_sizes, 2, 8, 3, 2)
+    loader = Loader(packed, Stuck(source), plan, range(2), 1, 2)
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    time.sleep(0.1)
+    closing = threading.Thread(target=loader.close, daemon=True)
+    closing.start()
+    time.sleep(0.1)
+    released.set()
+    for thread in (closing, consumer):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert "closed" in str(found[0])
 
 
 def test_leaving_early_ends_the_threads(packed: PackedSet, source: FileSource) -> None:
@@ -238,6 +332,15 @@ def test_large_samples(fields: PackedSet, source: FileSource) -> None:
         assert times.used_bytes == 2 * sum(values.nbytes for values in arrays.values())
         assert times.read_bytes > 0
         assert times.wait_s > 0
+
+
+def test_a_rank_without_a_sample_in_the_last_step(fields: PackedSet, source: FileSource) -> None:
+    """48 samples are one full step of 40, and 8 for the first lanes of the last step."""
+    plan = Plan(fields.chunk_sizes, 20, 2, 3, 4)
+    with Loader(fields, source, plan, range(10, 20), 2, 2) as loader:
+        *_, last = loader.steps(0, 0, 1)
+    assert [len(lane.samples) for lane in last.lanes] == [0] * 10
+    assert last.lanes[0].fields["field"].shape == (0, 8, 64, 64)
 
 
 @pytest.mark.parametrize("fields", ["blosc-lz4", "blosc-zstd"], indirect=True)

@@ -118,6 +118,8 @@ def test_a_value_that_does_not_fit_is_refused_by_name(value: float, stored: str,
         (FieldSteps(mean=(0.0,), std=(-1.0,)), "below 0"),
         (FieldSteps(mean=(float("nan"),), std=(1.0,)), "not finite"),
         (FieldSteps(mean=(0.0, 1.0), std=(1.0, 1.0)), r"2 numbers in mean and std, .* shape \(6, 6, 3\)"),
+        (FieldSteps(mean=(1e39,), std=(1.0,)), r"1e\+39 is beyond float32, .* or dtype = \"float64\""),
+        (FieldSteps(mean=(0.0,), std=(1e39,)), r"1e\+39 is beyond float32"),
         (FieldSteps(mean=(0.0,), std=(1.0,), dtype="int64"), "cannot hold normalised values; use float32"),
     ],
 )

@@ -37,33 +37,44 @@ def test_grouped_steps_are_the_same_steps(requests: Requests, size: int) -> None
 
 
 @given(some_requests())
-def test_last_and_next_uses(requests: Requests) -> None:
+def test_next_uses(requests: Requests) -> None:
     used = chunks_by_step(requests)
-    last = requests.last_uses(NUM_CHUNKS)
     for chunk in range(NUM_CHUNKS):
         steps = [step for step, chunks in enumerate(used) if chunk in chunks]
-        assert last[chunk] == (steps[-1] if steps else -1)
         for after in range(-1, requests.num_steps):
             later = [step for step in steps if step > after]
-            assert requests.next_use(chunk, after) == (later[0] if later else requests.num_steps)
+            found = requests.next_uses(np.array([chunk]), after).tolist()
+            assert found == [later[0] if later else requests.num_steps]
 
 
 def read_through(requests: Requests, slots: int) -> int | None:
     """Chunks loaded when the batches are taken one after the other; None where one does not fit."""
-    window, last = Window(slots), requests.last_uses(NUM_CHUNKS)
+    return read_all([requests], Window(slots))
+
+
+def read_all(epochs: list[Requests], window: Window) -> int | None:
     loads = 0
-    for step in range(requests.num_steps):
-        chunks = requests.chunks_of(step).tolist()
-        batch = Batch(requests, step, step, chunks)
-        missing = window.acquire(batch, last[chunks].tolist() if chunks else [])
-        if missing is None:
-            return None
-        for chunk in missing:
-            assert window.loaded(chunk) == [batch]
-        assert len({window[chunk].slot for chunk in chunks}) == len(chunks)
-        loads += len(missing)
-        window.release(chunks, step)
+    for requests in epochs:
+        for step in range(requests.num_steps):
+            found = read_step(requests, step, window)
+            if found is None:
+                return None
+            loads += found
     return loads
+
+
+def read_step(requests: Requests, step: int, window: Window) -> int | None:
+    batch = Batch(requests, step, requests.chunks_of(step).tolist())
+    missing = window.acquire(batch)
+    if missing is None:
+        return None
+    for chunk in missing:
+        assert window.loaded(chunk) == [batch]
+    slots = {window[chunk].slot for chunk in batch.chunks}
+    assert len(slots) == len(batch.chunks)
+    assert all(0 <= slot < window.slots for slot in slots)
+    window.release(batch)
+    return len(missing)
 
 
 def fewest_loads(used: list[set[int]], slots: int) -> int:
@@ -94,6 +105,19 @@ def test_no_other_choice_of_what_to_drop_reads_less(requests: Requests, slots: i
         assert loads == fewest_loads(used, slots)
 
 
-@given(some_requests())
-def test_with_room_for_all_each_chunk_is_read_once(requests: Requests) -> None:
-    assert read_through(requests, NUM_CHUNKS) == len(set(requests.chunks.tolist()))
+@given(st.lists(some_requests(), min_size=1, max_size=3))
+def test_with_room_for_all_each_chunk_is_read_once_in_all_epochs(epochs: list[Requests]) -> None:
+    window = Window(NUM_CHUNKS)
+    used = {chunk for requests in epochs for chunk in requests.chunks.tolist()}
+    assert read_all(epochs, window) == len(used)
+    assert window.dropped_chunks == 0
+
+
+@given(st.lists(some_requests(), min_size=2, max_size=3), st.integers(5, NUM_CHUNKS))
+def test_what_is_read_twice_in_an_epoch_is_counted(epochs: list[Requests], slots: int) -> None:
+    """Five samples a step at most, so that each fits."""
+    window = Window(slots)
+    for requests in epochs:
+        before, loads = window.dropped_chunks, read_all([requests], window)
+        assert loads is not None
+        assert loads - len(set(requests.chunks.tolist())) <= window.dropped_chunks - before

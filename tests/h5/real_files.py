@@ -26,7 +26,7 @@ _MAX_COMPARED_BYTES = 8 << 20
 def examine(path: Path) -> dict[str, Any]:
     """What `survey` finds, without a process for each file, and the values compared."""
     told: list[tuple[str, Any]] = []
-    request = {"path": str(path), "verify_chunks": 2, "skip": [], "done": []}
+    request = {"wanted": [], "path": str(path), "verify_chunks": 2, "skip": [], "done": []}
     Walk(request, Limits(), lambda kind, value: told.append((kind, value))).run()
     datasets = {value["name"]: value for kind, value in told if kind == "dataset"}
     return {

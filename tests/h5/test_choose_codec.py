@@ -118,3 +118,11 @@ def test_a_target_that_cannot_be_used_is_refused_before_the_trials(tmp_path: Pat
 def test_rates_out_of_bounds(rate: float) -> None:
     with pytest.raises(UsageError, match=r"storage-gb-per-s is .*, but must be above 0 and finite"):
         PackOptions(storage_gb_per_s=rate)
+
+
+def test_rows_without_values_can_be_tried(tmp_path: Path) -> None:
+    texts = Ragged.from_text([""] * 10)
+    report = pack_arrays({"text": texts}, tmp_path / "set", PackOptions(codec="auto"))
+    assert report.choice is not None
+    assert {trial.ratio for trial in report.choice.trials} == {1.0}
+    assert open_packed(tmp_path / "set").num_samples == 10

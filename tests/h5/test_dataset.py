@@ -23,7 +23,8 @@ from hpctrain.h5 import chunk_table
 from hpctrain.h5.compare import sampled_chunks
 from hpctrain.h5.dataset import Dataset, open_dataset
 from hpctrain.h5.filters import DEFLATE, Filter, FilterPipeline
-from hpctrain.h5.index import ChunkIndex
+from hpctrain.h5.index import ChunkIndex, filters_of
+from hpctrain.h5.library import SHARED
 from tests.h5.user_files import bits, create, random_values, write
 from tests.support import ROOT
 
@@ -267,6 +268,32 @@ class TestElsewhere:
         assert (dataset.road, "virtual" in dataset.reason) == ("libhdf5", True)
         assert dataset.read_rows(0, 2).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
+    def test_a_source_beside_the_file_that_a_symbolic_link_leads_to(self, tmp_path: Path) -> None:
+        (tmp_path / "store").mkdir()
+        write(tmp_path / "store" / "a.h5", data=np.arange(4, dtype="i4"))
+        path = self.virtual(tmp_path / "store" / "x.h5", {"a.h5": "data"})
+        (tmp_path / "link.h5").symlink_to(path)
+        assert open_dataset(tmp_path / "link.h5", "x").read_rows(0, 1).tolist() == [[0, 1, 2, 3]]
+
+    @pytest.mark.parametrize("change", ["gone", "other"])
+    def test_a_source_that_goes_or_changes_after_it_was_opened(self, tmp_path: Path, change: str) -> None:
+        source = write(tmp_path / "a.h5", data=np.arange(4, dtype="i4"))
+        self.virtual(tmp_path / "x.h5", {"a.h5": "data"})
+        path = self.virtual(tmp_path / "y.h5", {"x.h5": "x"})
+        with h5py.File(path, "a") as file:
+            file.create_dataset("raw", (3,), "<i4", external=[(str(tmp_path / "raw"), 0, 12)])
+        (tmp_path / "raw").write_bytes(bytes(range(12)))
+        datasets = [open_dataset(path, "x"), open_dataset(path, "raw")]
+        for item in (source, tmp_path / "raw"):
+            if change == "gone":
+                item.unlink()
+            else:
+                item.write_bytes(item.read_bytes() + b"more")
+        for dataset, name in zip(datasets, (r"a\.h5", "raw"), strict=True):
+            with pytest.raises(DataError, match=rf"{name}: (there is no such file any more|changed since)"):
+                dataset.read_rows(0, 1)
+        SHARED.close()
+
     def test_folders_named_by_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """libhdf5 reads it at its start only: what is set later must not make us believe in files it will not find."""
         folder = tmp_path / "sources"
@@ -307,16 +334,25 @@ class TestElsewhere:
         with pytest.raises(DataError, match="more than 16 deep"):
             open_dataset(self.virtual(tmp_path / "q.h5", {"p.h5": "x"}), "x")
 
+    def test_names_of_sources_cannot_command_a_terminal(self, tmp_path: Path) -> None:
+        path = self.virtual(tmp_path / "x.h5", {"a\x1b[2J.h5": "data"})
+        with h5py.File(path, "a") as file:
+            file.create_dataset("y", (3,), "<i4", external=[("a\x1b[2J", 0, 12)])
+        for name in "xy":
+            with pytest.raises(DataError, match=r"a\\x1b\[2J") as caught:
+                open_dataset(path, name)
+            assert "\x1b" not in str(caught.value)
+
     def test_external_storage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "x.h5"
         with h5py.File(path, "w") as file:
             file.create_dataset("x", (6,), "<i4", external=[("one", 0, 8), ("two", 4, 100)])
         monkeypatch.chdir(tmp_path)
         (tmp_path / "one").write_bytes(np.array([1, 2], "<i4").tobytes())
-        with pytest.raises(DataError, match=r"keeps its data in 'two', and .*two is not there"):
+        with pytest.raises(DataError, match=r"keeps its data in 'two', and '.*two' is not there"):
             open_dataset(path, "x")
         (tmp_path / "two").write_bytes(np.array([0, 3, 4, 5], "<i4").tobytes())
-        with pytest.raises(DataError, match="two has 16 bytes, 20 are needed"):
+        with pytest.raises(DataError, match="two' has 16 bytes, 20 are needed"):
             open_dataset(path, "x")
         (tmp_path / "two").write_bytes(np.array([0, 3, 4, 5, 6], "<i4").tobytes())
         assert open_dataset(path, "x").read_rows(0, 6).tolist() == [1, 2, 3, 4, 5, 6]
@@ -351,6 +387,31 @@ class TestBounds:
             with pytest.raises(DataError, match=f"{words}.* = [0-9]+; raise it"):
                 open_dataset(tmp_path / "x.h5", name)
         assert open_dataset(tmp_path / "x.h5", "z", max_chunk_bytes=2**32).index is not None
+
+    def test_a_chunk_stored_in_more_bytes_than_a_chunk_may_have(self, tmp_path: Path) -> None:
+        with h5py.File(tmp_path / "x.h5", "w") as file:
+            dataset = file.create_dataset("x", (4,), "u1", chunks=(4,), compression="gzip")
+            dataset.id.write_direct_chunk((0,), bytes(5000))
+        with pytest.raises(
+            DataError, match=r"stored bytes of one chunk are 5000, but max_chunk_bytes = 4096"
+        ):
+            open_dataset(tmp_path / "x.h5", "x", verify_chunks=0, max_chunk_bytes=4096)
+
+    def test_a_file_replaced_while_it_is_opened(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write(tmp_path / "x.h5", x=(np.arange(4), {"chunks": (4,)}))
+        write(tmp_path / "y.h5", x=(np.arange(4) + 1, {"chunks": (4,)}))
+
+        def replaced(node: h5py.Dataset) -> Any:
+            (tmp_path / "y.h5").rename(path)
+            return filters_of(node)
+
+        # A mock: the moment between opening and indexing cannot be met otherwise.
+        monkeypatch.setattr("hpctrain.h5.dataset.filters_of", replaced)
+        dataset = open_dataset(path, "x", verify_chunks=0)
+        with pytest.raises(DataError, match="changed since this run looked at it"):
+            dataset.read_rows(0, 4)
 
     def test_a_chunk_that_unpacks_to_more_than_its_size(self, tmp_path: Path) -> None:
         path = write(tmp_path / "x.h5", x=(np.zeros(1000, "u1"), {"chunks": (1000,), "compression": "gzip"}))

@@ -9,9 +9,11 @@ import hdf5plugin
 import imagecodecs
 import numcodecs.blosc
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.errors import DataError
 from hpctrain.h5.filters import BLOSC, Filter, FilterPipeline
 from hpctrain.h5.filters.blosc import frame_block_bytes
 
@@ -52,6 +54,12 @@ def test_unsplit_frames_have_the_blocks_asked_for_and_are_smaller_than_raw() -> 
     assert frame[2] == 0x31  # byte shuffle, not split, LZ4
     split = numcodecs.blosc.compress(raw, b"lz4", 5, 1, 16 << 10, 4)
     assert len(frame) < 1.1 * len(split)
+
+
+def test_more_than_a_frame_can_hold_is_refused_before_it_is_encoded() -> None:
+    raw = np.zeros((1 << 31) - 16, np.uint8)  # pages that are never touched
+    with pytest.raises(DataError, match=r"2147483632 bytes are more than .* 2147483631"):
+        pipeline_of(4, len(raw), 1 << 14).encode(raw)
 
 
 def test_the_block_size_of_too_few_bytes_is_none() -> None:

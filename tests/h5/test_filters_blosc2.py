@@ -84,6 +84,13 @@ def test_frames_that_contradict_themselves(position: int, layout: str, value: in
         PIPELINE.decode(changed(chunk.stored, position, layout, value), 0, np.empty((500, 600), "<f4"))
 
 
+def test_a_negative_size() -> None:
+    chunk = stored_as(smooth("<f4", (5000,)))
+    negative = changed(changed(chunk.stored, 30, ">q", -5), 58, ">i", -5)
+    with pytest.raises(DataError, match="frame of -5 raw bytes"):
+        PIPELINE.decode(negative, 0, np.empty(5000, "<f4"))
+
+
 def test_frames_of_another_size() -> None:
     for shape in ((5000,), (50, 100)):
         chunk = stored_as(smooth("<f4", shape))

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.errors import DataError, UsageError
+from hpctrain.h5 import hdf5_source as module
 from hpctrain.h5.blocks import BlockCache, cut, joined
+from hpctrain.h5.dataset import Dataset
 from hpctrain.h5.hdf5_fields import Wanted
 from hpctrain.h5.hdf5_source import Hdf5Source
 from hpctrain.h5.opening import open_source
@@ -134,6 +136,37 @@ def test_each_chunk_of_the_source_is_decoded_once(tmp_path: Path, monkeypatch: p
     for thread in threads:
         thread.join(30)
     assert sorted(read) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["dense", "bytes", "integers"])
+def test_what_is_kept_is_bounded_over_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def fill(file: h5py.File) -> None:
+        if kind == "dense":
+            file.create_dataset("x", data=rng.integers(0, 256, (64, 100_000), np.uint8), chunks=(8, 100_000))
+            return
+        element = np.dtype("i4") if kind == "integers" else np.dtype("u1")
+        data = file.create_dataset("x", (64,), h5py.vlen_dtype(element))
+        for i in range(64):
+            data[i] = np.full(100_000 // element.itemsize, i, element)
+
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(module, "_KEPT_BYTES", 8 << 20)
+    paths = [write(tmp_path / f"{number}.h5", fill) for number in range(4)]
+    source = Hdf5Source(paths, {"x": Wanted("x")})
+    read: list[str] = []
+    real = Dataset.read_rows
+
+    def counting(self: Dataset, *rest: Any) -> Any:
+        read.append(self.path.name)
+        return real(self, *rest)
+
+    monkeypatch.setattr(Dataset, "read_rows", counting)
+    for start in [*range(0, 256, 8), 248, 0]:
+        source.read(start, start + 8)
+    assert read.count("3.h5") == (8 if kind == "dense" else 1)
+    assert read[-1] == "0.h5"  # it had to make room: all files hold 25 MiB
 
 
 def test_named_fields(tmp_path: Path) -> None:
@@ -283,9 +316,15 @@ class TestBlocks:
 
     def test_only_the_last_are_kept(self) -> None:
         loaded: list[int] = []
-        cache = BlockCache(lambda number: loaded.append(number) or number, 2)
+        cache = BlockCache(lambda number: loaded.append(number) or number, lambda _: 10, 20)
         assert [cache.get(number) for number in (0, 1, 0, 2, 0)] == [0, 1, 0, 2, 0]
         assert loaded == [0, 1, 2, 0]
+
+    def test_two_are_kept_however_large(self) -> None:
+        loaded: list[int] = []
+        cache = BlockCache(lambda number: loaded.append(number) or number, lambda number: number, 3)
+        assert [cache.get(number) for number in (1, 2, 1, 90, 2, 0, 90, 2)] == [1, 2, 1, 90, 2, 0, 90, 2]
+        assert loaded == [1, 2, 90, 0, 2]
 
     def test_an_error_reaches_all_who_wait(self) -> None:
         started, may_fail = threading.Event(), threading.Event()
@@ -295,7 +334,7 @@ class TestBlocks:
             may_fail.wait(10)
             raise DataError("broken")
 
-        cache, errors = BlockCache(load, 2), []
+        cache, errors = BlockCache(load, lambda _: 1, 2), []
 
         def get() -> None:
             try:

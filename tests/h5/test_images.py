@@ -253,8 +253,13 @@ class TestKeptEncoded:
 
     def test_other_formats_are_refused(self, tmp_path: Path) -> None:
         picture(tmp_path / "raw" / "a" / "0.bmp")
-        with pytest.raises(DataError, match=r"0.bmp: does not decode as an image"):
+        with pytest.raises(DataError, match=r"0.bmp: is neither JPEG nor PNG, .*leave out --keep-encoded"):
             pack_path(tmp_path / "raw", tmp_path / "set", how=self.HOW)
+
+    def test_they_keep_their_colours(self, tmp_path: Path) -> None:
+        picture(tmp_path / "raw" / "a" / "0.png")
+        with pytest.raises(UsageError, match=r"--gray .* --keep-encoded .* leave out one"):
+            pack_path(tmp_path / "raw", tmp_path / "set", how=SourceOptions(gray=True, keep_encoded=True))
 
     def test_with_a_size_all_must_have_it(self, tmp_path: Path) -> None:
         picture(tmp_path / "raw" / "a" / "0.png", (8, 8, 3))

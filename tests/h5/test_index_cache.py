@@ -151,8 +151,9 @@ def forged(content: bytes, data: st.DataObject) -> bytes:
     """The same with another entry in the header and a digest that is right."""
     length = int.from_bytes(content[16:20], "little")
     header = json.loads(content[20 : 20 + length])
-    key = data.draw(st.sampled_from(["num_chunks", "filters", "dtype", "home_key", "wanted", "shape"]))
-    header[key] = data.draw(st.sampled_from([None, -1, 10**9, [[305, []]], ["O"], "O"]))
+    keys = ["num_chunks", "filters", "dtype", "home_key", "wanted", "shape", "chunk_shape", "fill"]
+    wrong = [None, -1, 10**9, [[305, []]], ["O"], "O", [0], "00"]
+    header[data.draw(st.sampled_from(keys))] = data.draw(st.sampled_from(wrong))
     text = json.dumps(header).encode()
     body = len(text).to_bytes(4, "little") + text + content[20 + length :]
     return index_cache.xxhash.xxh3_128_digest(body) + body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -175,6 +176,51 @@ def test_truncated_archives(tmp_path: Path, keep: int) -> None:
     os.truncate(tmp_path / "x.npz", keep)
     with pytest.raises(DataError, match=r"x.npz: cannot be read as an archive of arrays"):
         load_npz(tmp_path / "x.npz")
+
+
+def with_header(header: str, version: int = 1) -> bytes:
+    """A `.npy` file of this header and no values."""
+    length = len(header).to_bytes(2 * version, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header.encode()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"{{'descr': '<f4', 'fortran_order': False, 'shape': (0, {10**30})}}",
+        f"{{'descr': '|S0', 'fortran_order': False, 'shape': ({10**30},)}}",
+        f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**40}, {2**40})}}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (0, -3)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1,2",
+        "{1: 2, 'a': 3}",
+        "{{}}",
+        "\n\n  1\n 2",
+        "-" * 9000 + "1",
+        "(" * 9000,
+    ],
+)
+def test_headers_that_numpy_does_not_write(tmp_path: Path, header: str, version: int) -> None:
+    content = with_header(header, version)
+    with pytest.raises(DataError, match=r"a.npz: "):
+        load_npz(archive(tmp_path / "a.npz", content))
+    with pytest.raises(DataError, match=r"a.npz: "):
+        load_npz(archive(tmp_path / "a.npz", content, method=zipfile.ZIP_STORED))
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(DataError, match=r"a.npy: cannot be read as an array of numbers"):
+        open_source(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_any_changed_byte_of_an_archive_is_bad_data_or_harmless(tmp_path: Path, method: int) -> None:
+    """Never an error of the filesystem, which would be tried again."""
+    path = archive(tmp_path / "a.npz", npy(np.arange(3)), method=method)
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for value in (0, 255, whole[position] ^ 128):
+            path.write_bytes(whole[:position] + bytes([value]) + whole[position + 1 :])
+            with contextlib.suppress(DataError):
+                load_npz(path)
 
 
 @pytest.mark.parametrize(("name", "method"), [("x.txt", zipfile.ZIP_STORED), ("x.npy", zipfile.ZIP_BZIP2)])

@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.errors import DataError, StorageError
+from hpctrain.h5.fields import Field
 from hpctrain.h5.index import read_index
+from hpctrain.h5.manifest import manifest_digest
 from hpctrain.h5.pack import PackOptions, pack_arrays
-from hpctrain.h5.packed import Field, manifest_digest, open_packed
+from hpctrain.h5.packed import open_packed
 from hpctrain.h5.reader import FileSource, Ragged, read_sample_chunk
 
 NUM_SAMPLES = 30
@@ -154,6 +156,57 @@ def test_a_manifest_that_does_not_fit_the_shards(root: Path, name: str) -> None:
     change, message = CHANGES[name]
     rewrite(root, change)
     with pytest.raises(DataError, match=message):
+        open_packed(root)
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("kind", [None, "sparse", []]),
+        ("dtype", [None, 3, "<f4,,", "O"]),
+        ("shape", [None, ["a"], [1.5e999], "ab"]),
+        ("codec", [None, "brotli", {}]),
+        ("mean", ["abc", {}, ["a"], float("nan"), [None]]),
+        ("std", ["abc", {}, ["a"], float("inf"), [None]]),
+        ("keep_bits", [0, -1, 1.5, 24, "9", []]),
+        ("encoding", ["sound", 5, []]),
+    ],
+)
+def test_a_field_of_wrong_types(tmp_path: Path, key: str, values: list[Any]) -> None:
+    root = tmp_path / "set"
+    pack_arrays({"wave": np.zeros((9, 2), np.float32)}, root)
+    for value in values:
+        rewrite(root, lambda manifest, value=value: manifest["fields"]["wave"].update({key: value}))
+        with pytest.raises(
+            DataError, match=r"dataset.json: not a manifest of version 1|but the manifest says"
+        ):
+            open_packed(root)
+
+
+def test_a_set_packed_before_there_was_rounding(root: Path) -> None:
+    for key in ("keep_bits", "encoding"):
+        rewrite(root, lambda manifest, key=key: [field.pop(key) for field in manifest["fields"].values()])
+    fields = open_packed(root).fields.values()
+    assert {(field.keep_bits, field.encoding) for field in fields} == {(None, None)}
+
+
+def test_kept_bits_are_for_floats(root: Path) -> None:
+    rewrite(root, lambda manifest: manifest["fields"]["label"].update(keep_bits=3))
+    with pytest.raises(DataError, match=r"not a manifest of version 1: .*keep_bits"):
+        open_packed(root)
+
+
+@pytest.mark.parametrize("key", ["chunk_samples", "num_samples", "shards", "classes", "identity"])
+@pytest.mark.parametrize("value", ["many", 1e999, float("nan"), -1, {}, [[]], [3], "\0"])
+def test_a_manifest_of_wrong_types(root: Path, key: str, value: Any) -> None:
+    rewrite(root, lambda manifest: manifest.update({key: value}))
+    with pytest.raises(DataError, match=r"dataset.json: |but the manifest says"):
+        open_packed(root)
+
+
+def test_a_manifest_nested_without_end(root: Path) -> None:
+    (root / "dataset.json").write_text("[" * 200_000)
+    with pytest.raises(DataError, match="not valid JSON"):
         open_packed(root)
 
 

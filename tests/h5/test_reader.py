@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from hpctrain.errors import DataError, StorageError
 from hpctrain.h5 import chunks
+from hpctrain.h5.chunks import PageCache
 from hpctrain.h5.codecs import CODECS
+from hpctrain.h5.filters import FilterPipeline
+from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.pack import PackOptions, pack_arrays
 from hpctrain.h5.packed import PackedSet, open_packed
 from hpctrain.h5.reader import FileSource, Ragged, read_sample_chunk
@@ -137,6 +140,31 @@ def test_short_reads_are_continued(packed: PackedSet, monkeypatch: pytest.Monkey
     with FileSource() as source:
         fields = read_sample_chunk(packed, source, 0)
     assert np.array_equal(fields["image"], arrays(50)["image"][:8])
+
+
+@pytest.mark.parametrize("page_cache", ["keep", "drop", "bypass"])
+def test_the_last_bytes_of_a_file(
+    tmp_path: Path, page_cache: PageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O_DIRECT takes whole blocks only: some filesystems refuse to be asked for the rest behind the end of the file."""
+    whole, asked = os.preadv, []
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        asked.extend((offset, len(buffers[0])))
+        return whole(descriptor, buffers, offset)
+
+    monkeypatch.setattr(chunks.os, "preadv", preadv)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(250)) * 40)
+    place, size, mask = np.array([9_990]), np.array([10]), np.zeros(1, np.uint32)
+    index = ChunkIndex(path, "x", (10,), np.dtype("u1"), (10,), FilterPipeline(), place, size, mask)
+    with FileSource(page_cache) as source:
+        assert bytes(source.read(index, 0)) == bytes(range(240, 250))
+        os.truncate(path, 9_995)
+        with pytest.raises(DataError, match=r"the file ends after 5 of these bytes"):
+            source.read(index, 0)
+    if page_cache == "bypass":
+        assert not [number for number in asked if number % 4096]
 
 
 def test_files_are_opened_once_and_closed(packed: PackedSet) -> None:

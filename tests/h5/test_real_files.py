@@ -59,7 +59,7 @@ FILES = {
     "HDFGroup-hdf5-examples__h5ex_d_zstd.h5": Expected(1),
     "HDFGroup-hdf5-json__bool_dset.h5": Expected(1),
     "HDFGroup-hdf5-json__h5ex_d_extern.h5": Expected(
-        unread=1, bad={"/DS1": "h5ex_d_extern.data is not there"}
+        unread=1, bad={"/DS1": "h5ex_d_extern.data' is not there"}
     ),
     "HDFGroup-hdf5-json__h5ex_d_nbit.h5": Expected(libhdf5=1, why=("16 of 32 bits",)),
     "HDFGroup-hdf5-json__tall_with_udlink.h5": Expected(

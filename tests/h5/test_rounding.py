@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.errors import DataError, UsageError
-from hpctrain.h5.pack import PackOptions, pack_arrays
+from hpctrain.h5.pack import PackOptions, pack_arrays, pack_path
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.reader import FileSource, read_sample_chunk
 from hpctrain.h5.rounding import mantissa_bits, round_mantissa
@@ -81,6 +81,14 @@ def test_packing_rounds_and_says_so(tmp_path: Path) -> None:
     assert plain.keep_bits == {}
     assert report.stored_bytes < 0.75 * plain.stored_bytes
     assert packed.fields["wave"].mean == pytest.approx(columns["wave"].astype(float).mean(), rel=1e-12)
+
+
+def test_bits_once_dropped_do_not_come_back(tmp_path: Path) -> None:
+    pack_arrays({"wave": np.random.default_rng(0).normal(size=100)}, tmp_path / "a", PackOptions(keep_bits=5))
+    for bits, kept in ((12, 5), (3, 3)):
+        report = pack_path(tmp_path / "a", tmp_path / f"{bits}", PackOptions(keep_bits=bits))
+        assert report.keep_bits == {"wave": kept}
+        assert open_packed(tmp_path / f"{bits}").fields["wave"].keep_bits == kept
 
 
 def test_store_comes_before_rounding(tmp_path: Path) -> None:

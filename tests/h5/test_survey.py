@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hpctrain.h5 import survey as survey_module
+from hpctrain.h5.dataset import open_dataset
 from hpctrain.h5.survey import survey
 from hpctrain.h5.survey_facts import FileSurvey, Finding, Limits
 
@@ -110,6 +111,17 @@ class TestWhatItTells:
         names = {os.fsencode(item.name) for item in found.datasets}
         assert names == {b"/\xff\xfe", b"/\x1b[31mred", b"/line\nbreak", "/ein Ä".encode()}
         json.dumps([dataclasses.asdict(item) for item in found.datasets])
+        assert set(roads(found).values()) == {"parallel"}
+        for item in found.datasets:
+            assert open_dataset(path, item.name).read_rows(0, 2).tolist() == [0, 0]
+
+    def test_more_bytes_than_a_number_of_libhdf5_holds(self, tmp_path: Path) -> None:
+        path = tmp_path / "vast.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", (2**33, 2**33), "u1", chunks=(1, 1))
+        found = survey(path)
+        assert found.datasets[0].raw_bytes == 2**66
+        assert f"claims to hold {2**66} bytes" in found.findings[0].cause
 
     def test_a_virtual_dataset_without_its_source(self, tmp_path: Path) -> None:
         layout = h5py.VirtualLayout((4,), "f4")
@@ -121,6 +133,24 @@ class TestWhatItTells:
         (finding,) = found.findings
         assert finding.name == "/v"
         assert "gone.h5" in finding.cause
+
+    def test_names_that_are_asked_for_lead_through_links(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A walk does not follow links, a run that reads these names does."""
+        three_datasets(tmp_path / "other.h5")
+        path = three_datasets(tmp_path / "f.h5")
+        with h5py.File(path, "a") as file:
+            file["soft"] = h5py.SoftLink("/g/victim")
+            file["far"] = h5py.ExternalLink("other.h5", "/g/victim")
+            file["fine"] = h5py.ExternalLink("other.h5", "/a")
+        child = _CHILD.replace('name.endswith("victim")', 'name in ("/soft", "/far")').format(
+            deed="os.kill(os.getpid(), signal.SIGSEGV)"
+        )
+        monkeypatch.setattr(survey_module, "CHILD_COMMAND", (sys.executable, "-c", child))
+        found = survey(path, Limits(max_objects=1), wanted=("soft", "/far", "fine", "/none"))
+        assert [item.name for item in found.findings] == ["/soft", "/far", "/none"]
+        assert "SIGSEGV" in found.findings[0].cause
 
     def test_progress_names_each_object(self, tmp_path: Path) -> None:
         seen: list[str] = []
@@ -155,6 +185,12 @@ class TestBounds:
         assert roads(found) == {"/big": "none", "/small": "parallel"}
         assert [item.name for item in found.findings] == ["/big"]
         assert found.datasets[0].raw_bytes == 1 << 43
+
+    def test_a_limit_that_is_raised_is_that_of_opening_too(self, tmp_path: Path) -> None:
+        path = tmp_path / "vast.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", (5 << 20, 1 << 20), "u1", chunks=(16, 1 << 20))
+        assert roads(survey(path, Limits(max_bytes=6 << 40))) == {"/x": "parallel"}
 
     def test_memory(self, tmp_path: Path) -> None:
         path = tmp_path / "bomb.h5"
@@ -194,6 +230,36 @@ class TestTheChild:
         found = survey_with("1 / 0", three_datasets(tmp_path / "f.h5"), monkeypatch)
         (finding,) = found.findings
         assert finding.cause == "looking at it ended with exit code 1: ZeroDivisionError: division by zero"
+
+    @pytest.mark.parametrize(
+        "nonsense",
+        ["5", "[1, 2, 3]", '["at", 3]', '["dataset", {}]', '["dataset", 5]', '["group", []]', "[" * 100_000],
+    )
+    def test_nonsense_from_a_child(
+        self, nonsense: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A crash may write anything first, and so may a filter that prints."""
+        child = f"import sys; sys.stdin.read(); print({nonsense!r})"
+        monkeypatch.setattr(survey_module, "CHILD_COMMAND", (sys.executable, "-c", child))
+        assert "looking at it went wrong" in survey(three_datasets(tmp_path / "f.h5")).refused
+
+    def test_a_line_without_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        child = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
+        monkeypatch.setattr(survey_module, "CHILD_COMMAND", (sys.executable, "-c", child))
+        found = survey(three_datasets(tmp_path / "f.h5"))
+        assert "went wrong: a line of more than" in found.refused
+
+    def test_a_child_that_does_not_listen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What it is asked may be more than a pipe holds, after some deaths in a file of many datasets."""
+        asleep = (sys.executable, "-c", "import time; time.sleep(30)")
+        monkeypatch.setattr(survey_module, "CHILD_COMMAND", asleep)
+        monkeypatch.setattr(survey_module, "_START_TIMEOUT_S", 0.5)
+        found = survey_module._Found(skip=[(f"/{number}", "open") for number in range(10_000)])
+        began_s = time.monotonic()
+        limits = Limits(object_timeout_s=0.5)
+        survey_module._one_child(three_datasets(tmp_path / "f.h5"), limits, 0, found, lambda name: None)
+        assert "took longer than" in found.refused
+        assert time.monotonic() - began_s < 20
 
     def test_too_many_deaths_end_the_survey(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "f.h5"

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from hpctrain.errors import ConfigError
-from hpctrain.h5.packed import Field
+from hpctrain.h5.fields import Field
 from hpctrain.recipes.digits import Digits
 from hpctrain.training.task import Batch, DatasetInfo
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hpctrain.errors import ConfigError
-from hpctrain.h5.packed import Field
+from hpctrain.h5.fields import Field
 from hpctrain.recipes.emoji import Emoji, top_share, word_bucket, words_of
 from hpctrain.training.task import Batch, DatasetInfo
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from hpctrain.training.model import _refuse_batch_statistics, build_optimizer, r
 from hpctrain.training.numerics import compare_with_run, differences, fingerprint
 from hpctrain.training.phases import Phases
 from hpctrain.training.randomness import seed_evaluation, seed_lane, seed_model
+from hpctrain.training.rank import allow_many_files
 from hpctrain.training.schedule import Schedule, lr_factor
 from hpctrain.training.task import Task, has_evaluate, load_task
 from tests.support import ROOT
@@ -295,3 +297,13 @@ def test_a_rank_is_watched_before_torch_is_loaded() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'mpi4py', 'horovod')))"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpctrain.data.preprocess.steps import FieldSteps, where
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.h5.packed import Field
+from hpctrain.h5.fields import Field
 
 _ROW: Final = 4096
 """Values that the numbers per channel are repeated to, at most: long enough for the processor's wide loops."""
@@ -39,11 +39,22 @@ class Conversion:
         self._pattern: _Pattern | None = None
         if steps.normalizes:
             mean, std = _statistics(field, steps)
-            self._pattern = _pattern(field.name, mean.astype(self._compute), self._usable(std), shape)
+            self._pattern = _pattern(field.name, self._held(mean), self._usable(std), shape)
+
+    def _held(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+        """Statistics in the type that is computed in; raises `ConfigError` where that does not hold them."""
+        with np.errstate(over="ignore"):
+            held = numbers.astype(self._compute)
+        if np.isinf(held).any():
+            raise ConfigError(
+                f"{where(self._name)}: a mean or standard deviation of {np.abs(numbers).max():g} is beyond "
+                f'{self._compute}, in which this field is normalised; give a smaller one, or dtype = "float64"'
+            )
+        return held
 
     def _usable(self, std: NDArray[np.float64]) -> NDArray[Any]:
         """Standard deviations to divide by: 0 becomes 1, with a warning."""
-        divisor = std.astype(self._compute)
+        divisor = self._held(std)
         zero = np.flatnonzero(divisor == 0)
         if len(zero):
             which = "" if len(std) == 1 else f" of channel {', '.join(map(str, zero.tolist()))}"

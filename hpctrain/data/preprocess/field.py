@@ -21,7 +21,7 @@ from hpctrain.data.preprocess.draws import Draws
 from hpctrain.data.preprocess.samples import Array, FirstSample, FirstSteps, Rows, SampleFunction
 from hpctrain.data.preprocess.steps import FieldSteps, check_steps, where
 from hpctrain.errors import ConfigError
-from hpctrain.h5.packed import Field
+from hpctrain.h5.fields import Field
 from hpctrain.h5.scratch import Scratch
 
 LENGTH_SUFFIX: Final = "_length"

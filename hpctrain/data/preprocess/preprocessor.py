@@ -14,7 +14,7 @@ from hpctrain.data.preprocess.field import FieldPreprocessor
 from hpctrain.data.preprocess.samples import FirstSample, Rows, SampleFunction
 from hpctrain.data.preprocess.steps import FieldSteps, known
 from hpctrain.errors import ConfigError
-from hpctrain.h5.packed import Field
+from hpctrain.h5.fields import Field
 
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], NDArray[Any]]
 """Gives an array of this shape and type, of any content."""

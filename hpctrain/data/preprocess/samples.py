@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hpctrain.data.preprocess.draws import Draws, generator
 from hpctrain.data.preprocess.steps import FieldSteps, where
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.h5.packed import Field
+from hpctrain.h5.fields import Field
 from hpctrain.h5.picture import decode_image
 from hpctrain.h5.ragged import Ragged
 

@@ -75,7 +75,7 @@ def _parse(data: memoryview) -> _Frame:
         raise ValueError(
             f"the Blosc2 frame of {len(data)} bytes says {frame_bytes}, with an index at {index_at}"
         )
-    if raw_bytes != chunk_bytes:
+    if raw_bytes != chunk_bytes or raw_bytes < 0:
         raise ValueError(f"the Blosc2 frame of {raw_bytes} raw bytes has chunks of {chunk_bytes}, not one")
     offset = _offset(data[index_at:])
     if offset < 0 and offset >> 56 & 0xFF != _ZEROS:

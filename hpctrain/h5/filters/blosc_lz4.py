@@ -19,6 +19,7 @@ import numcodecs.lz4
 import numpy as np
 import numpy.typing as npt
 
+from hpctrain.errors import DataError
 from hpctrain.h5.filters.base import Buffer
 
 _HEADER_BYTES: Final = 16
@@ -26,6 +27,7 @@ _VERSIONS: Final = (2, 1)
 _SHUFFLED_UNSPLIT_LZ4: Final = 0x01 | 0x10 | 1 << 5
 _MEMCPYED: Final = 0x02
 _MAX_ITEM_BYTES: Final = 16
+_MAX_RAW_BYTES: Final = (1 << 31) - 1 - _HEADER_BYTES
 
 
 def is_for(item_bytes: int, level: int) -> bool:
@@ -37,8 +39,14 @@ def encode(data: Buffer, item_bytes: int, level: int, block_items: int) -> bytes
     """One frame of byte-shuffled LZ4 blocks of `block_items` items; the last block may be short.
 
     `block_items` is what c-blosc would be asked for, which multiplies it by the item size where it splits.
+
+    Raises `DataError` for more bytes than c-blosc takes.
     """
     raw = np.frombuffer(data, np.uint8)
+    if len(raw) > _MAX_RAW_BYTES:
+        raise DataError(
+            f"{len(raw)} bytes are more than a Blosc frame holds, {_MAX_RAW_BYTES}; use smaller chunks"
+        )
     block_bytes = min(block_items * item_bytes, len(raw) // item_bytes * item_bytes or len(raw))
     blocks = [raw[start : start + block_bytes] for start in range(0, len(raw), block_bytes or 1)]
     streams = [_stream(block, item_bytes, 10 - level) for block in blocks]
