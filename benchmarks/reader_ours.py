@@ -24,7 +24,9 @@ from hpctrain.h5.reader import FileSource, RowReader
 from hpctrain.h5.userset import open_files
 from hpctrain.training.batches import to_torch
 
-PREFETCH_STEPS: Final = 16
+PREFETCH_STEPS: Final = 0  # the default
+_RAMP_STEPS: Final = 128
+_BATCHES_BYTES: Final = 32 << 20
 _ENDLESS: Final = 10**6
 
 
@@ -47,10 +49,10 @@ def _packed(data: DataSet, codec: str) -> EpochSide:
 
 
 def _anew(data: DataSet) -> EpochSide:
-    """With memory for half of the set, so that most chunks are read again in every epoch."""
+    """With memory for a third of the set and the batches, so that most chunks are read again in every epoch."""
     packed = open_packed(data.packed(CODECS[0]))
     stored = sum(shard.path.stat().st_size for shard in packed.shards)
-    return EpochSide(data, packed, stored // 2)
+    return EpochSide(data, packed, stored // 3 + _BATCHES_BYTES)
 
 
 def _of_user(data: DataSet, shuffle: bool) -> EpochSide:
@@ -86,7 +88,7 @@ class EpochSide(Side):
         if self._run is None:
             self._run = self._tensors(self._loader(self._source), 0, _ENDLESS)
             self._take(self._plan.steps_per_epoch)
-        self._take(2 * PREFETCH_STEPS)
+        self._take(_RAMP_STEPS)
         watch = Stopwatch()
         return watch.values(self._take(epochs * self._plan.steps_per_epoch))
 

@@ -222,12 +222,12 @@ class DataSection(_Section):
     prefetch_steps: Annotated[
         int,
         Field(
-            ge=1,
+            ge=0,
             le=1024,
             description="Steps whose batches are prepared ahead, at most: fewer where they would take more than a "
-            "quarter of the memory budget.",
+            "quarter of the memory budget. 0: as many as take 16 MiB, 4 to 64.",
         ),
-    ] = 16
+    ] = 0
     evaluate_batch: Annotated[
         int,
         Field(ge=1, description="Samples per evaluation batch; metrics are combined by weight."),

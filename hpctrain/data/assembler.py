@@ -33,6 +33,10 @@ _POLL_S: Final = 0.1
 """How often a blocked thread looks whether it is to end."""
 _GROUP_BYTES: Final = 4 << 20
 """Small steps are made several at a time, up to so many bytes: each batch costs some 0.3 ms of bookkeeping."""
+_AHEAD_BYTES: Final = 16 << 20
+"""So much is made ahead where nothing else is asked for: more would leave the processor's cache before its use."""
+_LEAST_AHEAD: Final = 4
+_MOST_AHEAD: Final = 64
 _BATCH_SHARE: Final = 0.25
 """Of the memory budget, for batches ahead of their use."""
 _MIB: Final = 1 << 20
@@ -117,8 +121,8 @@ class Assembler:
     def _reserve(self, rows_per_step: int) -> None:
         """Share the budget out: batches ahead and the ones in use, and slots for chunks."""
         step_bytes = max(1, rows_per_step * self._memory.row_bytes)
-        most = int(self._budget_bytes * _BATCH_SHARE) // step_bytes
-        steps_ahead = max(1, min(self._prefetch_steps, most))
+        wanted = self._prefetch_steps or max(_LEAST_AHEAD, min(_AHEAD_BYTES // step_bytes, _MOST_AHEAD))
+        steps_ahead = max(1, min(wanted, int(self._budget_bytes * _BATCH_SHARE) // step_bytes))
         self._grouped = max(1, min(_GROUP_BYTES // step_bytes, steps_ahead // 2))
         self._ahead = -(-steps_ahead // self._grouped)
         kept_bytes = (self._ahead + 2) * self._grouped * step_bytes  # and one in use, and one being made
