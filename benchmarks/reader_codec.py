@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,9 +67,9 @@ class CodecLoop(Side):
         """Chunks of the part that is read."""
         return -(-self.samples // self.data.chunk_samples)
 
+    @abstractmethod
     def stored(self, chunk: int) -> Any:
         """A stored chunk."""
-        raise NotImplementedError
 
     def batches(self, epoch: int, epochs: int) -> Batches:
         """The chunks in order."""

@@ -149,6 +149,10 @@ class DataSection(_Section):
         float,
         Field(gt=0, description="For such files: a dataset that claims to hold more is refused, in GiB."),
     ] = 4096.0
+    max_chunk_mib: Annotated[
+        float,
+        Field(gt=0, description="For such files: a chunk that would take more memory is refused, in MiB."),
+    ] = 1024.0
     order: Annotated[
         Literal["global", "node_local"],
         Field(

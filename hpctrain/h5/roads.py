@@ -25,6 +25,7 @@ from hpctrain.h5.index import RECOPY, ChunkIndex, check_extent, grid_of, open_fi
 
 PIECE_BYTES: Final = 1 << 20  # of a contiguous dataset, where the caller does not say how many rows
 _ALL_SKIPPED: Final = 0xFFFFFFFF
+_KEYS: Final = {"max_bytes": "data.max_gib", "max_chunk_bytes": "data.max_chunk_mib"}
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Bounds:
         """Raise `DataError` when `found` is more than the bound of that name allows."""
         bound = getattr(self, argument)
         if found > bound:
+            key = f" ({_KEYS[argument]} in a run description)" if argument in _KEYS else ""
             raise DataError(
-                f"{what} {found}, but {argument} = {bound}; raise it if the file is to be trusted"
+                f"{what} {found}, but {argument} = {bound}{key}; raise it if the file is to be trusted"
             )
 
 

@@ -23,6 +23,7 @@ from hpctrain.h5.vetting import hdf5_files
 
 LABEL_FIELD = "label"
 _GIB = 1 << 30
+_MIB = 1 << 20
 
 Result = TypeVar("Result")
 
@@ -93,6 +94,7 @@ def _open(config: RunConfig, path: Path, index_dir: Path) -> PackedSet:
         cache_dir=index_dir,
         verify_chunks=data.verify_chunks,
         max_bytes=int(data.max_gib * _GIB),
+        max_chunk_bytes=int(data.max_chunk_mib * _MIB),
     )
 
 
