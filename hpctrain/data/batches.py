@@ -121,7 +121,7 @@ class BatchMemory:
         ragged = [held for name, held in self._ragged.items() if name not in self._outputs]
         mean_bytes = [-(-held.slot_bytes // self._packed.chunk_samples) for held in ragged]
         outputs = itertools.chain.from_iterable(self._outputs.values())
-        return sum(map(sample_bytes, outputs)) + sum(mean_bytes)
+        return sum(output.sample_bytes for output in outputs) + sum(mean_bytes)
 
     def reserve(self, slots: int) -> None:
         """Have slots for so many chunks; pages take memory when they are first written to."""
@@ -180,7 +180,7 @@ class BatchMemory:
     @cached_property
     def _stored_row_bytes(self) -> int:
         """Of one sample in stored types, a mean one where samples differ in size."""
-        dense = sum(sample_bytes(field) for field in self._packed.fields.values())
+        dense = sum(field.sample_bytes for field in self._packed.fields.values())
         ragged = sum(held.slot_bytes for held in self._ragged.values())
         return dense + -(-ragged // self._packed.chunk_samples)
 
@@ -189,12 +189,3 @@ def _array(batch: Batch, name: str) -> npt.NDArray[Any]:
     values = batch.fields[name]
     assert isinstance(values, np.ndarray)
     return values
-
-
-def sample_bytes(field: Field) -> int:
-    """Bytes of one sample of a dense field; 0 for a ragged one."""
-    return (
-        int(np.prod(field.sample_shape, dtype=np.int64)) * field.dtype.itemsize
-        if field.kind == "dense"
-        else 0
-    )

@@ -82,12 +82,11 @@ class DecodedRows:
         self._chunk_samples = packed.chunk_samples
         self._dtype = field.dtype.newbyteorder("=")
         self._rows = np.empty((0, *field.sample_shape), self._dtype)
-        self._source: ChunkSource
 
     @property
     def slot_bytes(self) -> int:
         """Memory of one slot."""
-        return self._chunk_samples * _sample_bytes(self._field)
+        return self._chunk_samples * self._field.sample_bytes
 
     def reserve(self, slots: int) -> None:
         """Have so many slots."""
@@ -121,7 +120,7 @@ class StoredRows:
 
     def __init__(self, packed: PackedSet, field: Field, source: ChunkSource, times: ReadTimes) -> None:
         self._name, self._source, self._times = field.name, source, times
-        self._sample_bytes, self._native = _sample_bytes(field), field.dtype.isnative
+        self._sample_bytes, self._native = field.sample_bytes, field.dtype.isnative
         self._chunk_bytes = packed.chunk_samples * self._sample_bytes
         # in front of a chunk its reader keeps a header for each sample
         self._room = room_bytes(self._sample_bytes, self._chunk_bytes)
@@ -196,13 +195,16 @@ class RaggedRows:
 
     def load(self, place: ChunkPlace, slot: int) -> None:
         """Read and decode a chunk into a slot."""
+        index = place.shard.flat[self._name]
         offsets = place.shard.offsets[self._name][place.first : place.first + place.rows + 1]
         begin, end = int(offsets[0]), int(offsets[-1])
         begun_s = time.perf_counter()
-        read_flat(place.shard.flat[self._name], self._source, begin, end, self._values[slot, : end - begin])
+        read_flat(index, self._source, begin, end, self._values[slot, : end - begin])
         self._offsets[slot] = offsets - begin
+        step = index.chunk_shape[0]
         self._times.add(
             read_s=time.perf_counter() - begun_s,
+            read_bytes=int(index.sizes[begin // step : -(-end // step)].sum()),
             decoded_bytes=(end - begin) * self._dtype.itemsize,
             chunks=1,
         )
@@ -227,7 +229,7 @@ def held_dense(
     packed: PackedSet, field: Field, source: ChunkSource, reader: RowReader, times: ReadTimes
 ) -> HeldDense:
     """How a dense field is held: stored where its samples can be decoded one by one, else decoded."""
-    sample_bytes, block_bytes = _sample_bytes(field), packed.block_bytes.get(field.name, 0)
+    sample_bytes, block_bytes = field.sample_bytes, packed.block_bytes.get(field.name, 0)
     if sample_bytes >= MIN_SAMPLE_BYTES and block_bytes and sample_bytes % block_bytes == 0:
         return StoredRows(packed, field, source, times)
     return DecodedRows(packed, field, reader, times)
@@ -252,7 +254,3 @@ def _most_values(packed: PackedSet, shard: Shard, name: str) -> int:
     offsets = shard.offsets[name]
     bounds = offsets[np.append(np.arange(0, shard.num_samples, packed.chunk_samples), shard.num_samples)]
     return int(np.diff(bounds).max(initial=0))
-
-
-def _sample_bytes(field: Field) -> int:
-    return int(np.prod(field.sample_shape, dtype=np.int64)) * field.dtype.itemsize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -29,6 +30,13 @@ class Field:
     std: tuple[float, ...] | float | None = None
     keep_bits: int | None = None
     encoding: str | None = None
+
+    @property
+    def sample_bytes(self) -> int:
+        """Raw bytes of one sample; 0 for ragged fields, whose samples differ."""
+        if self.kind == "ragged":
+            return 0
+        return math.prod(self.sample_shape) * self.dtype.itemsize
 
 
 def offsets_field(field: Field) -> Field:

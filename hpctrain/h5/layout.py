@@ -49,7 +49,7 @@ def plan_layout(source: Source, options: PackOptions) -> Layout:
     if num_samples < 1 or not source.fields:
         raise DataError(f"there is nothing to pack: {num_samples} samples, {len(source.fields)} fields")
     fields = {name: _stored_field(field, options) for name, field in source.fields.items()}
-    dense_bytes = [sample_bytes(field) for field in fields.values() if field.kind == "dense"]
+    dense_bytes = [field.sample_bytes for field in fields.values() if field.kind == "dense"]
     values = {name: source.num_values(name) for name, field in fields.items() if field.kind == "ragged"}
     ragged_bytes = [count * fields[name].dtype.itemsize for name, count in values.items()]
     raw_bytes = num_samples * sum(dense_bytes) + sum(ragged_bytes)
@@ -71,11 +71,6 @@ def plan_layout(source: Source, options: PackOptions) -> Layout:
         offsets_chunk=min(_OFFSETS_CHUNK, min(shard_samples, num_samples) + 1),
         raw_bytes=raw_bytes,
     )
-
-
-def sample_bytes(field: Field) -> int:
-    """Raw bytes of one sample of a dense field."""
-    return int(np.prod(field.sample_shape, dtype=np.int64)) * field.dtype.itemsize
 
 
 def chunk_pipeline(field: Field, chunk_shape: tuple[int, ...]) -> FilterPipeline:
