@@ -58,12 +58,11 @@ def random_words(key: int, count: int) -> NDArray[np.uint64]:
     return _finalize_all(words)
 
 
-def words_at(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """`random_words(key, position + 1)[position]` for each pair of key and position; same shape."""
-    words = (positions + 1).astype(np.uint64)
+def words_at(keys: NDArray[np.uint64] | np.uint64, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`random_words(key, position + 1)[position]` for keys and positions, which are broadcast against each other."""
+    words: NDArray[np.uint64] = (positions + 1).astype(np.uint64)
     words *= np.uint64(_GOLDEN)
-    words += keys
-    return _finalize_all(words)
+    return _finalize_all(np.add(words, keys))
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:

@@ -17,28 +17,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.data.permutation import mix_key
+from hpctrain.data.permutation import mix_key, words_at
 
 PREPROCESS_VERSION: Final = 1
 
 _STREAM: Final = 201  # apart from the streams of the plan and of the lanes
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _HALF: Final = np.uint64(32)
 _QUANTILES: Final = 1 << 16
-
-
-def words_at(keys: NDArray[np.uint64] | np.uint64, counters: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Word number `counters` (from 0) of the stream of each key: `random_words(key, n)[i]`, for arrays of both.
-
-    `keys` and `counters` are broadcast against each other.
-    """
-    words: NDArray[np.uint64] = np.add((counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN, keys)
-    shifted = np.empty_like(words)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        words ^= np.right_shift(words, np.uint64(shift), out=shifted)
-        words *= np.uint64(factor)
-    return words
 
 
 def uniform_pair(words: NDArray[np.uint64], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
