@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Values
-from hpctrain.data.loader import Loader, StepBatches
+from hpctrain.data.loader import Loader
 from hpctrain.data.plan import Plan
 from hpctrain.h5.chunks import Allocate, fresh
 from hpctrain.h5.filters import Buffer
@@ -26,7 +25,6 @@ BATCH: Final = 128
 WINDOW_SAMPLES: Final = 2048
 """Shuffle window; the same number of samples whatever the chunk size, so that the order is equally well mixed."""
 PREFETCH_STEPS: Final = 4
-_ENDLESS: Final = 10**9
 _GB: Final = 1e9
 _COLD_SHARE: Final = 0.9
 """A reading is cold when at least this share of the stored bytes came from the device."""
@@ -50,15 +48,17 @@ class TimedSource(FileSource):
 
 
 def read_warm(packed: PackedSet, min_s: float) -> Values:
-    """Whole shuffled epochs for at least `min_s` seconds, after one that is not counted and fills the page cache."""
+    """Whole shuffled epochs for at least `min_s` seconds, after one that is not counted and fills the page cache.
+
+    Each has a loader of its own: one that goes on would keep chunks in its memory, and nothing would be read.
+    """
     source = TimedSource()
-    with source, _loader(packed, source) as loader:
-        steps = loader.steps(0, 0, _ENDLESS)
-        _read_epoch(steps, packed)
+    with source:
+        _read_anew(packed, source, 0)
         begun_s, cpu_s, io_s = time.perf_counter(), time.process_time(), source.seconds
         epochs = num_bytes = 0
         while (elapsed_s := time.perf_counter() - begun_s) < min_s or epochs == 0:
-            num_bytes += _read_epoch(steps, packed)
+            num_bytes += _read_anew(packed, source, epochs + 1)
             epochs += 1
         gigabytes = num_bytes / _GB
         return {
@@ -78,9 +78,9 @@ def read_cold(packed: PackedSet) -> Values:
     stored = sum(forget(shard.path) for shard in packed.shards)
     before = device_bytes()
     source = TimedSource()
-    with source, _loader(packed, source) as loader:
+    with source:
         begun_s = time.perf_counter()
-        num_bytes = _read_epoch(loader.steps(0, 0, 1), packed)
+        num_bytes = _read_anew(packed, source, 0)
         elapsed_s = time.perf_counter() - begun_s
     after = device_bytes()
     if before is None or after is None or after - before < _COLD_SHARE * stored:
@@ -115,11 +115,12 @@ def _loader(packed: PackedSet, source: FileSource) -> Loader:
     return Loader(packed, source, plan, range(1), len(os.sched_getaffinity(0)), PREFETCH_STEPS)
 
 
-def _read_epoch(steps: Iterator[StepBatches], packed: PackedSet) -> int:
-    """Take one epoch's batches; returns their decoded bytes."""
+def _read_anew(packed: PackedSet, source: FileSource, epoch: int) -> int:
+    """Take one epoch's batches of a loader that begins with nothing in memory; returns their decoded bytes."""
     num_bytes = 0
-    for _ in range(-(-packed.num_samples // BATCH)):
-        for lane in next(steps).lanes:
-            for values in lane.fields.values():
-                num_bytes += values.values.nbytes if isinstance(values, Ragged) else values.nbytes
+    with _loader(packed, source) as loader:
+        for step in loader.steps(epoch, 0, epoch + 1):
+            for lane in step.lanes:
+                for values in lane.fields.values():
+                    num_bytes += values.values.nbytes if isinstance(values, Ragged) else values.nbytes
     return num_bytes
