@@ -216,12 +216,12 @@ def notes() -> list[str]:
         f"hpctrain: shuffled epochs, one lane, batches of {FIELDS_BATCH} fields or {PICTURES_BATCH} pictures as torch "
         f"tensors, window of {FIELDS_WINDOW} fields or {PICTURES_WINDOW} pictures, decoding on all usable cores, in "
         "the middle of a run: the first epoch and the batches made ahead are not counted. Warm: chunks stay in the "
-        "loader's memory (1 GiB) from epoch to epoch, fields as stored, pictures decoded; `anew`: memory for a third "
-        "of the stored set, so that most chunks are read from the page cache and decoded again in every epoch.",
+        "loader's memory (1 GiB) from epoch to epoch, fields as stored, pictures decoded; `anew`: each epoch by a "
+        "loader that begins with nothing in memory, so that all chunks are read from the page cache and decoded.",
         "Codec: chunks of the same size, encoded anew with the block size that decodes fastest, one thread per core "
         "and one buffer per thread.",
         "h5py random: single samples of the user's file, of which a random part is read; hpctrain reads the same file "
-        "in window order.",
+        "in window order, and warm from its memory, where the chunks stay decoded; cold they are read and decoded.",
         "DataLoader: workers live on from epoch to epoch. h5py: every sample by itself in random order, as usually "
         "written; by whole batches: one ascending selection each. MosaicML Streaming and WebDataset: a Blosc-LZ4 frame "
         "per sample, decoded in the workers. zarr: Blosc-LZ4 chunks of the same size in random order, shuffled in the "

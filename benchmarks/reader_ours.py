@@ -16,7 +16,7 @@ import torch
 from benchmarks.harness import Values
 from benchmarks.reader_base import Batches, Side, Stopwatch
 from benchmarks.reader_data import CODECS, Array, DataSet
-from hpctrain.data.loader import DEFAULT_BUDGET_BYTES, Loader
+from hpctrain.data.loader import Loader
 from hpctrain.data.plan import Plan
 from hpctrain.h5.dataset import open_dataset
 from hpctrain.h5.packed import PackedSet, open_packed
@@ -26,12 +26,11 @@ from hpctrain.training.batches import to_torch
 
 PREFETCH_STEPS: Final = 0  # the default
 _RAMP_STEPS: Final = 128
-_BATCHES_BYTES: Final = 32 << 20
 _ENDLESS: Final = 10**6
 
 
 def sides(data: DataSet) -> dict[str, Callable[[], Side]]:
-    """Every packed set, one also with little memory; the user's files, where the set has any, as epochs and whole."""
+    """Every packed set, one also anew each epoch; the user's files, where the set has any, as epochs and whole."""
     found: dict[str, Callable[[], Side]] = {
         f"hpctrain {codec}, {data.name}": partial(_packed, data, codec) for codec in CODECS
     }
@@ -48,11 +47,8 @@ def _packed(data: DataSet, codec: str) -> EpochSide:
     return EpochSide(data, open_packed(data.packed(codec)))
 
 
-def _anew(data: DataSet) -> EpochSide:
-    """With memory for a third of the set and the batches, so that most chunks are read again in every epoch."""
-    packed = open_packed(data.packed(CODECS[0]))
-    stored = sum(shard.path.stat().st_size for shard in packed.shards)
-    return EpochSide(data, packed, stored // 3 + _BATCHES_BYTES)
+def _anew(data: DataSet) -> AnewSide:
+    return AnewSide(data, open_packed(data.packed(CODECS[0])))
 
 
 def _of_user(data: DataSet, shuffle: bool) -> EpochSide:
@@ -62,10 +58,10 @@ def _of_user(data: DataSet, shuffle: bool) -> EpochSide:
 class EpochSide(Side):
     """Shuffled epochs through the loader, one lane, decoding on all cores."""
 
-    def __init__(self, data: DataSet, packed: PackedSet, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+    def __init__(self, data: DataSet, packed: PackedSet) -> None:
         super().__init__(data)
         torch.set_num_threads(1)
-        self._packed, self._budget_bytes = packed, budget_bytes
+        self._packed = packed
         self._source = FileSource()
         self._run: Generator[tuple[Any, Any]] | None = None
         window_chunks = max(1, data.window_samples // packed.chunk_samples)
@@ -105,7 +101,7 @@ class EpochSide(Side):
 
     def _loader(self, source: FileSource) -> Loader:
         cores = len(os.sched_getaffinity(0))
-        return Loader(self._packed, source, self._plan, range(1), cores, PREFETCH_STEPS, self._budget_bytes)
+        return Loader(self._packed, source, self._plan, range(1), cores, PREFETCH_STEPS)
 
     def _tensors(self, loader: Loader, epoch: int, epochs: int) -> Generator[tuple[Any, Any]]:
         device = torch.device("cpu")
@@ -114,6 +110,16 @@ class EpochSide(Side):
                 for lane in step.lanes:
                     batch = to_torch(lane.samples, lane.fields, device)
                     yield batch["id"], batch[self.data.name]
+
+
+class AnewSide(EpochSide):
+    """Each epoch by a loader of its own, which begins with nothing in memory: all chunks are read and decoded again."""
+
+    def read(self, epoch: int, epochs: int) -> Values:
+        """Whole epochs, from the first thread's start to the last one's end."""
+        watch = Stopwatch()
+        batches = (self.batches(number, 1) for number in range(epoch, epoch + epochs))
+        return watch.values(sum(values.nbytes for _, values in itertools.chain.from_iterable(batches)))
 
 
 class WholeSide(Side):
