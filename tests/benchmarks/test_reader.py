@@ -134,11 +134,13 @@ SMALL = dataclasses.replace(
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    monkeypatch.setattr(inputs, "pictures", lambda count: (inputs.synthetic_pictures(count), "noise"))  # fast
+    # Decoding the real pictures takes longer than all the rest.
+    monkeypatch.setattr(inputs, "pictures", lambda count: (inputs.synthetic_pictures(count), "noise"))
 
     def choose(*families: str) -> None:
         absent = dict.fromkeys(("hidefix", "mosaicml", "webdataset", "zarr"), INSTALL)
         kept = {family: reason for family, reason in absent.items() if family not in families}
+        # Which peers are installed is the environment's matter; a test says which it wants.
         monkeypatch.setattr(reader, "present", lambda: (list(families), kept))
 
     return choose

@@ -89,6 +89,7 @@ def test_the_workers_of_a_side_end_with_it(tmp_path: Path, monkeypatch: pytest.M
 
 def test_peers_that_are_not_installed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
+    # Whether peers are installed is the environment's matter; here two of them must not be.
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name in ("streaming", "zarr") else found(name)
     )

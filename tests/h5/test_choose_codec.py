@@ -75,6 +75,7 @@ def test_a_slow_filesystem_asks_for_ratio_and_a_fast_one_for_speed() -> None:
 
 
 def test_the_sample_is_bounded_and_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A source larger than the real 32 MiB would take seconds to make and to try.
     monkeypatch.setattr(module, "_SAMPLED_BYTES", 1 << 16)
     read: list[tuple[int, int]] = []
 
