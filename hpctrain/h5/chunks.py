@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hpctrain.errors import DataError, StorageError
 from hpctrain.h5.filters import Buffer
 from hpctrain.h5.index import ChunkIndex, digest_of
+from hpctrain.h5.retry import OpenFiles
 
 PageCache = Literal["keep", "drop", "bypass"]
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
@@ -49,14 +50,16 @@ class ChunkSource(Protocol):
 class FileSource:
     """Reads chunks from the files themselves.
 
-    Files are opened on first use, once each, and closed by `close` (or on leaving the `with` block). Safe to
-    share between threads: pread has no file position.
+    Files are opened on first use and closed by `close` (or on leaving the `with` block). What fails for a moment is
+    read again (`hpctrain.h5.retry`); `warn` is told once per file. Safe to share between threads: pread has no file
+    position.
     """
 
-    def __init__(self, page_cache: PageCache = "keep") -> None:
+    def __init__(
+        self, page_cache: PageCache = "keep", warn: Callable[[str], None] = lambda message: None
+    ) -> None:
         self._page_cache = page_cache
-        self._descriptors: dict[Path, int] = {}
-        self._lock = threading.Lock()
+        self._files = OpenFiles(lambda path: _open(path, page_cache == "bypass"), warn)
         self._aligned = threading.local()
 
     def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
@@ -69,7 +72,7 @@ class FileSource:
             return b""
         stored = allocate(int(index.sizes[chunk]))
         try:
-            done = self._fill(index, stored, int(index.offsets[chunk]))
+            done = self._files.read(index.path, self._fill, index, stored, int(index.offsets[chunk]))
         except FileNotFoundError as error:
             raise DataError(f"{index.path}: there is no such file any more; {index.mend}") from error
         except OSError as error:
@@ -86,10 +89,7 @@ class FileSource:
 
     def close(self) -> None:
         """Close all files; a later read opens them again."""
-        with self._lock:
-            descriptors, self._descriptors = self._descriptors, {}
-        for descriptor in descriptors.values():
-            os.close(descriptor)
+        self._files.close()
 
     def __enter__(self) -> FileSource:
         return self
@@ -99,17 +99,17 @@ class FileSource:
     ) -> None:
         self.close()
 
-    def _fill(self, index: ChunkIndex, out: npt.NDArray[np.uint8], offset: int) -> int:
-        descriptor = self._descriptor(index.path)
-        if (
-            getattr(index, "file_key", None) is not None
-        ):  # without digests nothing else tells that the bytes are other ones now
-            _refuse_changed(index, os.fstat(descriptor))
+    def _fill(self, descriptor: int, index: ChunkIndex, out: npt.NDArray[np.uint8], offset: int) -> int:
         if self._page_cache == "bypass":
-            return self._read_direct(descriptor, out, offset)
-        done = pread_into(descriptor, out, offset)
+            done = self._read_direct(descriptor, out, offset)
+        else:
+            done = pread_into(descriptor, out, offset)
         if self._page_cache == "drop":
             os.posix_fadvise(descriptor, offset, len(out), os.POSIX_FADV_DONTNEED)
+        # Without digests nothing else tells that the bytes are other ones now. Asked afterwards: it may be another file
+        # that is open here since a retry.
+        if index.file_key is not None:
+            _refuse_changed(index, os.fstat(descriptor))
         return done
 
     def _read_direct(self, descriptor: int, out: npt.NDArray[np.uint8], offset: int) -> int:
@@ -124,13 +124,6 @@ class FileSource:
         done = max(0, min(found - (offset - begin), len(out)))
         out[:done] = aligned[offset - begin : offset - begin + done]
         return done
-
-    def _descriptor(self, path: Path) -> int:
-        with self._lock:
-            descriptor = self._descriptors.get(path)
-            if descriptor is None:
-                descriptor = self._descriptors[path] = _open(path, self._page_cache == "bypass")
-            return descriptor
 
 
 def _open(path: Path, direct: bool) -> int:
