@@ -19,6 +19,7 @@ from hpctrain.launch.deputy_post import DeputyPost
 from hpctrain.launch.hostlist import expand_counts, expand_nodes
 from hpctrain.launch.local import start_process
 from hpctrain.launch.mpi import Mpi, find_mpi, rank_environment, ring_variables
+from hpctrain.launch.places import choose_nodes, last_places, task_nodes
 from hpctrain.launch.slurm_job import SlurmJob
 from hpctrain.launch.slurm_ranks import SlurmRanks
 from hpctrain.launch.sweep import srun_command, step_environment, sweep, sweep_groups
@@ -91,8 +92,9 @@ class SlurmLauncher:
         Raises:
             HangError: Slurm does not answer for five minutes.
         """
+        previous = last_places(run_dir)
         if not again:
-            return self._placement(list(self._tasks), config)
+            return self._placement(previous, list(self._tasks), config)
         deadline_s = time.monotonic() + _SETTLE_S
         while True:
             # What srun has seen fail does not come back: Slurm has taken it out of the job, or is about to.
@@ -101,22 +103,21 @@ class SlurmLauncher:
             }
             swept = sweep([node for node in self._tasks if allocated.get(node)], run_dir, self._environment)
             self._answering = swept
-            placement = self._placement([node for node in self._tasks if node in swept], config)
+            placement = self._placement(previous, [node for node in self._tasks if node in swept], config)
             whole = placement is not None and placement.num_ranks == self.num_ranks(config)
             # One that Slurm has not given up yet may be about to register with a slurmctld that has just restarted.
             if whole or swept.issuperset(allocated) or time.monotonic() > deadline_s:
                 return placement
             time.sleep(_RETRY_S)
 
-    def _placement(self, nodes: Sequence[str], config: RunConfig) -> Placement | None:
-        """Ranks on the first of `nodes` that have room for them."""
+    def _placement(
+        self, previous: Sequence[str], nodes: Sequence[str], config: RunConfig
+    ) -> Placement | None:
+        """Ranks on as few of `nodes` as have room for them."""
         lost = tuple(node for node in self._tasks if node not in nodes)
-        wanted, chosen, slots = self.num_ranks(config), [], 0
-        for node in nodes:
-            if slots < wanted:
-                chosen.append(node)
-                slots += self._tasks[node]
-        num_ranks = min(wanted, slots)
+        wanted = self.num_ranks(config)
+        chosen = choose_nodes(previous, nodes, self._tasks, wanted)
+        num_ranks = min(wanted, sum(self._tasks[node] for node in chosen))
         if num_ranks < wanted and not 0 < config.cluster.min_ranks <= num_ranks:
             return None
         return Placement(tuple(chosen), num_ranks, lost)
@@ -172,7 +173,7 @@ class SlurmLauncher:
         cpus = self._environment.get("SLURM_CPUS_PER_TASK")
         output = str(attempt_dir(run_dir, attempt) / "logs").replace("%", "%%") + "/rank-%t.log"
         return [
-            *srun_command(placement.nodes, placement.num_ranks),
+            *srun_command(placement.nodes, placement.num_ranks, self._task_nodes(placement, config)),
             f"--job-name={_step_name(run_dir, attempt)}",
             f"--mpi={_MPI_TYPES[self._kind]}",
             "--kill-on-bad-exit=1",
@@ -183,6 +184,12 @@ class SlurmLauncher:
             "--open-mode=append",
             *config.cluster.srun_options,
         ]
+
+    def _task_nodes(self, placement: Placement, config: RunConfig) -> list[str]:
+        """Where each rank runs, if not as Slurm would have it; a distribution of the user's own has precedence."""
+        if any(option.startswith(("--distribution", "-m")) for option in config.cluster.srun_options):
+            return []
+        return task_nodes(placement.nodes, self._tasks, placement.num_ranks)
 
     def _gpu_options(self) -> list[str]:
         """All GPUs of each node, where the job was submitted with `--gpus` and has as many on each.

@@ -22,6 +22,7 @@ _MAX_STEPS = 64  # each is a process and a pipe
 # of the whole job, for each of its steps.
 _OVERRULING = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION"),
+    "SLURM_HOSTFILE",
     *("SLURM_GPUS", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE"),
 )
 # What each rank is to have. srun also refuses some of these beside `--gres=none`.
@@ -45,14 +46,18 @@ done
 exit 1"""
 
 
-def srun_command(nodes: Sequence[str], num_tasks: int) -> list[str]:
+def srun_command(nodes: Sequence[str], num_tasks: int, task_nodes: Sequence[str] = ()) -> list[str]:
     """The beginning of every srun: where, and how many.
 
     `--no-kill`: the failure of a node does not end the job. `--overlap`: the step of an attempt that lost a node stays
     in Slurm's books, and must not keep the next one from the same cores.
+
+    Slurm goes through the nodes in an order of its own, whatever that of `nodes`, unless it gets the node of each task.
     """
-    where = [f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--ntasks={num_tasks}"]
-    return ["srun", "--no-kill", "--overlap", "--export=ALL", *where]
+    names = ",".join(task_nodes or nodes)
+    where = [f"--nodes={len(nodes)}", f"--nodelist={names}", f"--ntasks={num_tasks}"]
+    order = ["--distribution=arbitrary"] if task_nodes else []
+    return ["srun", "--no-kill", "--overlap", "--export=ALL", *where, *order]
 
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,13 @@ from hpctrain.launch.mpi import Mpi
 from hpctrain.launch.slurm import SlurmLauncher
 from hpctrain.launch.slurm_job import SlurmJob
 from hpctrain.launch.slurm_ranks import SlurmRanks
-from hpctrain.resilience.attempts import ATTEMPT_VARIABLE, attempt_dir, next_attempt
+from hpctrain.resilience.attempts import (
+    ATTEMPT_VARIABLE,
+    StartRecord,
+    attempt_dir,
+    next_attempt,
+    write_start,
+)
 from hpctrain.resilience.launching import Placement
 from hpctrain.resilience.processes import RankProcess
 from hpctrain.resilience.scratch import scratch_prefix
@@ -186,6 +192,47 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(cluster: Cluster, tmp_path: 
     assert sorted(cluster.sweeps()[1:]) == ["n1", "n2", "n3"], "then each by itself"
 
 
+def began_on(run_dir: Path, *nodes: str) -> None:
+    """An earlier attempt of the run, on these nodes."""
+    number = next_attempt(run_dir)
+    write_start(run_dir, StartRecord(number, 4, [], "task", "n1", 1, "boot", list(nodes), 0.0, "1"))
+
+
+def test_the_node_that_is_left_keeps_its_place(cluster: Cluster, tmp_path: Path) -> None:
+    """Its SSD has the chunks of its ranks."""
+    began_on(tmp_path / "run", "n1", "n2")
+    cluster.answering("n2", "n3")
+    spare = config(spare_nodes=1)
+    found = place(cluster.launcher(), tmp_path, spare, again=True)
+    assert found == Placement(("n3", "n2"), 4, lost=("n1",))
+
+
+def test_a_run_that_comes_back_keeps_its_places(cluster: Cluster, tmp_path: Path) -> None:
+    """The queue may have given other nodes; of those that the run had, none is left aside."""
+    began_on(tmp_path / "run", "n9", "n3")
+    assert place(cluster.launcher(), tmp_path, config(spare_nodes=1)) == Placement(("n1", "n3"), 4)
+    began_on(tmp_path / "run", "n3", "n1")
+    assert place(cluster.launcher(), tmp_path, config()) == Placement(("n3", "n1", "n2"), 6)
+
+
+def test_srun_is_told_the_node_of_each_rank_where_it_would_choose_another(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    began_on(tmp_path / "run 100%t", "n3", "n9")
+    words = Started(cluster, tmp_path, cluster.launcher(3), config()).words
+    assert {"--nodes=2", "--nodelist=n3,n3,n1", "--ntasks=3", "--distribution=arbitrary"} <= set(words)
+
+
+@pytest.mark.parametrize("option", ["--distribution=cyclic", "-mcyclic"])
+def test_a_distribution_of_the_users_own_has_precedence(
+    cluster: Cluster, tmp_path: Path, option: str
+) -> None:
+    began_on(tmp_path / "run 100%t", "n3", "n9")
+    words = Started(cluster, tmp_path, cluster.launcher(3), config(srun_options=[option])).words
+    assert {"--nodelist=n3,n1", option} <= set(words)
+    assert "--distribution=arbitrary" not in words
+
+
 def test_a_node_that_srun_saw_fail_is_not_asked(begin: Begin, cluster: Cluster, tmp_path: Path) -> None:
     """Slurm may list it for minutes; srun may have said it with its last breath, after the last look."""
     ranks = begin("echo 'srun: error: Node failure on n2' >&2")
@@ -329,6 +376,7 @@ def test_what_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
     }  # fmt: skip
     directory = attempt_dir(started.run_dir, 1)
     assert f"--output={tmp_path}/run 100%%t/attempts/a0001/logs/rank-%t.log" in started.words
+    assert not any(word.startswith("--distribution") for word in started.words), "nobody asked for an order"
     program = [
         "apptainer",
         "exec",

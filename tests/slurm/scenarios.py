@@ -55,6 +55,12 @@ def lab_last_step(lab: Lab, attempt: int) -> int:
     return max(event["step"] for event in lines if event["kind"] in ("stop", "step"))
 
 
+def hosts_of_ranks(lab: Lab, attempt: int) -> list[str]:
+    """Where each rank of an attempt ran, as it said itself."""
+    folder = lab.run_dir / "attempts" / f"a{attempt:04d}" / "ranks"
+    return [read_json(folder / f"{rank}.pid.json")["host"] for rank in range(2)]
+
+
 # ---- The end of the job's time -----------------------------------------------------------------------------------
 
 
@@ -136,6 +142,20 @@ def requeue_is_forbidden(lab: Lab, digest: str) -> None:
     assert successor is not None
     lab.finish(successor.job, digest)
     assert lab.facts(job).restarts == 0, lab.report()
+
+
+@scenario(nodes=3)
+def other_nodes_the_next_time(lab: Lab, digest: str) -> None:
+    """The node that is left keeps its rank, whose chunks its SSD has, though Slurm names it first now."""
+    gone, left, new = lab.cluster.spec.partitions[lab.partition]
+    job = lab.submit(f"--nodelist={gone},{left}", sleep_s=0.05)
+    lab.until_step(3)
+    lab.slurm("scancel", job)
+    lab.until_over(job)
+    again = lab.submit(f"--nodelist={left},{new}", sleep_s=0.05)
+    lab.finish(again, digest, cancelled_before=True)
+    assert hosts_of_ranks(lab, 1) == [gone, left], lab.report()
+    assert hosts_of_ranks(lab, 2) == [new, left], lab.report()
 
 
 @scenario(nodes=2)
