@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from hpctrain.observe.account import Seconds
     from hpctrain.observe.slurm_state import SlurmState
+    from hpctrain.observe.staging import StagingView
     from hpctrain.observe.status import Status
     from hpctrain.observe.timeline import Timeline
 
@@ -38,16 +39,17 @@ def status(run: RunArgument, as_json: JsonOption = False) -> None:
     import time
 
     from hpctrain.observe.slurm_state import ask_slurm
-    from hpctrain.observe.status import describe_status
+    from hpctrain.observe.status import describe_status, staging_now
     from hpctrain.observe.timeline import read_timeline
 
     timeline = read_timeline(run, time.time())
     slurm = ask_slurm(timeline.job) if timeline.job else None
-    found = describe_status(timeline, slurm)
+    found, staging = describe_status(timeline, slurm), staging_now(timeline)
     if as_json:
-        typer.echo(json.dumps(_document(timeline, slurm, found), indent=1, allow_nan=False))
+        document = _document(timeline, slurm, found) | {"staging": staging.as_dict()}
+        typer.echo(json.dumps(document, indent=1, allow_nan=False))
         return
-    show(_facts(timeline, slurm, found))
+    show(_facts(timeline, slurm, found, staging))
     if timeline.seconds.total:
         typer.echo()
         show(_time_table(timeline))
@@ -106,7 +108,7 @@ def _document(timeline: Timeline, slurm: SlurmState | None, found: Status) -> di
     }
 
 
-def _facts(timeline: Timeline, slurm: SlurmState | None, found: Status) -> Table:
+def _facts(timeline: Timeline, slurm: SlurmState | None, found: Status, staging: StagingView) -> Table:
     from rich.table import Table
 
     missing = all_missing(timeline)
@@ -115,6 +117,8 @@ def _facts(timeline: Timeline, slurm: SlurmState | None, found: Status) -> Table
         "state": found.headline,
         "why": found.reason,
         "next": found.next,
+        "staging": staging.going_on(),
+        "staged": staging.summary(),
         "checkpoint": timeline.last_checkpoint or "none yet",
         "Slurm": "" if slurm is None else f"job {slurm.job}: {slurm}",
         "missing": "; ".join(missing),

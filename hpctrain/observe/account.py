@@ -176,8 +176,9 @@ def _training_s(mark: Mark, delay_s: float) -> float:
 
 
 def _staged_unix_s(events: list[Event]) -> float:
-    """When the local copy of rank 0 was complete; infinity: it is not."""
-    return min(_times(events, "staging"), default=math.inf)
+    """When the copy on the node of rank 0 was complete; infinity: it is not."""
+    done = [event for event in events if event["kind"] == "staging" and event.get("done", True)]
+    return min(event_times(done), default=math.inf)
 
 
 def _before_the_first_step(

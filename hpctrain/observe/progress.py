@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: a bar on a terminal, else one line per interval; never a flood."""
+"""What the user sees while a run goes on: bars on a terminal, else one line per interval; never a flood."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hpctrain.observe.event_words import describe_event, describe_step, left_s
 from hpctrain.observe.events import EventTail
+from hpctrain.observe.staging import StagingView
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 _INTERVAL_S = 10.0
 _OTHERS_S = 1.0
 _OTHERS_PER_S = 50  # so many files of other ranks may be looked at per second
-# Kinds of rank 0 that are shown as a line of their own; of the other ranks only warnings are.
+_SETTLE_S = 5.0  # staging is over when no node has said otherwise for so long
+# Kinds of rank 0 that are shown as a line of their own; of the other ranks only warnings are. Staging is told by one
+# rank of each node, and shown as one.
 _SPOKEN = ("restore", "refused_checkpoint", "checkpoint_failed", "evaluate", "warning", "advice", "stop")
 
 
@@ -42,6 +46,7 @@ class Progress:
         self._said: set[str] = set()
         self._sizes: dict[Path, int] = {}
         self._others_s = 0.0
+        self._staging, self._staging_s = StagingView(), 0.0
         self._followed_unix_s = 0.0
         self._pace = Pace()
 
@@ -61,6 +66,7 @@ class Progress:
         self._tails, self._sizes = {}, {}
         self._first, self._latest = {}, {}
         self._said = set()
+        self._staging = StagingView()
         self._followed_unix_s = time.time()
 
     def poll(self) -> None:
@@ -70,22 +76,32 @@ class Progress:
         for event in self._tail(self._directory / "rank-0.jsonl").poll():
             self._take(event)
         # many ranks, and nothing of theirs is urgent
-        if time.monotonic() - self._others_s >= max(_OTHERS_S, len(self._sizes) / _OTHERS_PER_S):
+        pause_s = max(_OTHERS_S, len(self._sizes) / _OTHERS_PER_S)
+        if time.monotonic() - self._others_s >= pause_s:
             self._others_s = time.monotonic()
             self._poll_others(self._directory)
+        if time.monotonic() - self._staging_s > _SETTLE_S + 2 * pause_s:
+            self._say_staged()
         self._show()
 
     def say(self, text: str) -> None:
         """Tell the user something now."""
 
     def close(self) -> None:
-        """End the display; `say` still works."""
+        """End the display, with what other ranks said last; `say` still works."""
+        if self._directory is not None:
+            self._poll_others(self._directory)
+        self._say_staged()
 
     def _show(self) -> None:
-        """Show the latest step, if it is time to."""
+        """Show the latest step and how far staging is, if it is time to."""
 
-    def _words(self) -> str:
-        return describe_step(self._latest, _left_s(self._first, self._latest))
+    def _step_words(self) -> str:
+        return describe_step(self._latest, left_s(self._first, self._latest)) if self._latest else ""
+
+    def _staging_words(self) -> str:
+        going_on = self._staging.going_on()
+        return f"staging {going_on}" if going_on else ""
 
     def _tail(self, path: Path) -> EventTail:
         return self._tails.setdefault(path, EventTail(path))
@@ -95,6 +111,8 @@ class Progress:
             self._take_step(event)
         elif event["kind"] == "checkpoint":
             self._pace = replace(self._pace, save_s=float(event.get("seconds", 0.0)))
+        elif event["kind"] == "staging":
+            self._take_staging(event)
         elif event["kind"] in _SPOKEN or (event["kind"] == "reading" and "message" in event):
             self._say_once(describe_event(event))
 
@@ -107,6 +125,14 @@ class Progress:
         if steps > 0:
             self._pace = replace(self._pace, step_s=(event["t"] - self._first["t"]) / steps)
 
+    def _take_staging(self, event: dict[str, Any]) -> None:
+        self._staging.take(event)
+        self._staging_s = time.monotonic()
+
+    def _say_staged(self) -> None:
+        if summary := self._staging.summary():
+            self._say_once(f"staged {summary}")
+
     def _poll_others(self, directory: Path) -> None:
         for path, size in _sizes_of_others(directory):
             if self._sizes.setdefault(path, 0) != size:
@@ -116,6 +142,8 @@ class Progress:
                 for event in events:
                     if event["kind"] == "warning":
                         self._say_once(describe_event(event))
+                    elif event["kind"] == "staging":
+                        self._take_staging(event)
 
     def _say_once(self, text: str) -> None:
         """Ranks on one node tend to warn of the same thing."""
@@ -132,7 +160,7 @@ class LineProgress(Progress):
         self._stream = stream
         self._interval_s = interval_s
         self._shown_s = time.monotonic()
-        self._shown_step = -1
+        self._shown = ""
 
     def say(self, text: str) -> None:
         """Write one line. A reader that went away does not end the run."""
@@ -141,14 +169,14 @@ class LineProgress(Progress):
             self._stream.flush()
 
     def _show(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._shown_s >= self._interval_s and self.last_step not in (-1, self._shown_step):
-            self._shown_s, self._shown_step = now_s, self.last_step
-            self.say(self._words())
+        now_s, words = time.monotonic(), ", ".join(filter(None, (self._step_words(), self._staging_words())))
+        if now_s - self._shown_s >= self._interval_s and words not in ("", self._shown):
+            self._shown_s, self._shown = now_s, words
+            self.say(words)
 
 
 class BarProgress(Progress):
-    """A bar on a terminal, drawn by rich; lines appear above it."""
+    """A bar on a terminal, drawn by rich, and another for staging while it goes on; lines appear above them."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -156,7 +184,7 @@ class BarProgress(Progress):
 
         self._console = Console(file=stream)
         self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
+        self._rows: tuple[TaskID, ...] = ()
 
     def follow(self, directory: Path) -> None:
         """Turn to another attempt; the bar's thread ends, because ranks are about to be forked."""
@@ -170,50 +198,35 @@ class BarProgress(Progress):
 
     def close(self) -> None:
         """Leave the bar as it is and end it."""
+        super().close()
         if self._bar is not None:
             self._bar.stop()
-            self._bar = self._task = None
+            self._bar = None
 
     def _show(self) -> None:
-        if self.last_step < 0:
-            return
-        if self._bar is None or self._task is None:
+        step, staging, staged = self._step_words(), self._staging_words(), self._staging.sum
+        if step or staging or self._bar is not None:
+            bar, (steps_row, staging_row) = self._get_bar(), self._rows
+            done, total = max(self.last_step, 0), self._latest.get("steps_total")
+            bar.update(steps_row, completed=done, total=total, words=step, visible=bool(step))
+            done, total = staged.present_bytes, staged.total_bytes
+            bar.update(staging_row, completed=done, total=total, words=staging, visible=bool(staging))
+
+    def _get_bar(self) -> RichProgress:
+        if self._bar is None:
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
 
-            self._bar = Bar(BarColumn(), TextColumn("{task.fields[words]}"), console=self._console)
-            self._task = self._bar.add_task("train", words="")
+            # a narrow one, or a terminal of 80 columns has no room for the words
+            self._bar = Bar(BarColumn(20), TextColumn("{task.fields[words]}"), console=self._console)
+            self._rows = tuple(self._bar.add_task("", total=None, visible=False, words="") for _ in range(2))
             self._bar.start()
-        total = self._latest.get("steps_total")
-        self._bar.update(self._task, completed=self.last_step, total=total, words=self._words())
+        return self._bar
 
 
 def make_progress(stream: TextIO) -> Progress:
     """The display that suits the stream."""
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)
-
-
-def describe_step(event: dict[str, Any], left_s: float | None = None) -> str:
-    """A `step` event in words: step, epoch, loss, samples per second, and the time left where it is known."""
-    total = event.get("steps_total")
-    parts = [f"step {event.get('step', '?')}" + (f"/{total}" if total else "")]
-    for key, form in (("epoch", "epoch {}"), ("loss", "loss {:.4g}"), ("samples_per_s", "{:.4g} samples/s")):
-        value = event.get(key)
-        if value is not None:
-            parts.append(form.format(value) if isinstance(value, int | float) else f"{key} {value}")
-    if left_s is not None:
-        parts.append(f"{_clock(left_s)} left")
-    return ", ".join(parts)
-
-
-def describe_event(event: dict[str, Any]) -> str:
-    """Any other event as one line: its message, else its fields."""
-    kind = str(event["kind"]).replace("_", " ")
-    if "message" in event:
-        return f"{kind}: {event['message']}"
-    fields = {key: value for key, value in event.items() if key not in ("t", "kind", "metrics")}
-    fields |= event.get("metrics") or {}
-    return f"{kind}: " + ", ".join(f"{key} {_short(value)}" for key, value in fields.items())
 
 
 def _sizes_of_others(directory: Path) -> list[tuple[Path, int]]:
@@ -228,21 +241,3 @@ def _sizes_of_others(directory: Path) -> list[tuple[Path, int]]:
             )
     except OSError:
         return []
-
-
-def _left_s(first: dict[str, Any], latest: dict[str, Any]) -> float | None:
-    """Seconds left, by the mean pace of this attempt (its start-up is not part of it)."""
-    try:
-        pace_s = (latest["t"] - first["t"]) / (latest["step"] - first["step"])
-        return float(pace_s * (latest["steps_total"] - latest["step"]))
-    except (KeyError, TypeError, ZeroDivisionError):
-        return None
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from hpctrain.observe.slurm_state import SlurmState
+from hpctrain.observe.staging import StagingView, read_staging
 from hpctrain.observe.story import RUNNING
 from hpctrain.observe.timeline import Timeline
 from hpctrain.resilience.attempts import attempt_dir, read_end, read_json
@@ -74,6 +75,14 @@ def describe_pace(timeline: Timeline) -> str:
     words = f"step {latest['step']}/{latest.get('steps_total', '?')}"
     rate = latest.get("samples_per_s")
     return f"{words}, {rate:.4g} samples/s" if isinstance(rate, int | float) else words
+
+
+def staging_now(timeline: Timeline) -> StagingView:
+    """How far staging is in the attempt that runs; an empty view where none does."""
+    last = timeline.attempts[-1] if timeline.attempts else None
+    if last is None or last.ended != RUNNING:
+        return StagingView()
+    return read_staging(attempt_dir(timeline.run_dir, last.number) / "events")
 
 
 def _where(timeline: Timeline) -> str:

@@ -93,7 +93,7 @@ def _read(run_dir: Path, now_unix_s: float) -> Timeline:
         owner=read_owner(run_dir, now_unix_s),
         restorable=admissible_checkpoints(run_dir, next_number),
         finished=(run_dir / "result.json").exists(),
-        staged=bool(_section(description, "staging").get("dir")),
+        staged=bool(_section(description, "staging").get("dirs")),
         now_unix_s=now_unix_s,
     )
     if ledger.finished and read_json(run_dir / "result.json") is None:

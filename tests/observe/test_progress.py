@@ -13,16 +13,9 @@ from typing import Any
 import pytest
 
 from hpctrain.observe import progress as progress_module
+from hpctrain.observe.event_words import describe_event, describe_step
 from hpctrain.observe.events import EventLog, EventTail
-from hpctrain.observe.progress import (
-    BarProgress,
-    LineProgress,
-    Pace,
-    Progress,
-    describe_event,
-    describe_step,
-    make_progress,
-)
+from hpctrain.observe.progress import BarProgress, LineProgress, Pace, Progress, make_progress
 
 
 @pytest.fixture
@@ -276,3 +269,117 @@ def test_a_filesystem_that_does_not_answer_brings_nothing_new(
     assert stream.getvalue() == ""
     progress.poll()
     assert "uneven lanes" in stream.getvalue()
+
+
+# ---- staging
+
+
+def staging(folder: Path, rank: int, present_gb: float, *, t: float, **more: Any) -> None:
+    """A node of 4 GB says how far it is."""
+    present = int(present_gb * 1e9)
+    event = {"present_bytes": present, "total_bytes": 4 * 10**9, "shared_bytes": present, "peer_bytes": 0}
+    event |= {"t": t, "kind": "staging", "node": f"n{rank}", "done": present_gb == 4, **more}
+    with (folder / f"rank-{rank}.jsonl").open("a") as stream:
+        stream.write(json.dumps(event) + "\n")
+
+
+def said(stream: io.StringIO) -> list[str]:
+    """The lines so far, without the time of day."""
+    return [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for more events."""
+    for name in ("_OTHERS_S", "_SETTLE_S"):
+        monkeypatch.setattr(progress_module, name, 0.0)
+    monkeypatch.setattr(progress_module, "_OTHERS_PER_S", 10**9)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_staging_is_told_for_all_nodes_together(tmp_path: Path, log: EventLog) -> None:
+    """Before the first step, then behind the step; in the end once more, and never again."""
+    progress, stream = follow(tmp_path)
+    for rank in range(2):
+        staging(tmp_path, rank, 1, t=10)
+    progress.poll()
+    for rank in range(2):
+        staging(tmp_path, rank, 2, t=12)
+    progress.poll()
+    log.emit("step", step=3)
+    progress.poll()
+    for rank in range(2):
+        staging(tmp_path, rank, 4, t=16)
+    for _ in range(3):
+        progress.poll()
+    log.emit("step", step=4)
+    progress.poll()
+    progress.close()
+    assert said(stream) == [
+        "staging 25 % of 8.0 GB on 2 nodes",
+        "staging 50 % of 8.0 GB on 2 nodes, 1.0 GB/s",
+        "step 3, staging 50 % of 8.0 GB on 2 nodes, 1.0 GB/s",
+        "staged 8.0 GB on 2 nodes: 8.0 GB from the shared filesystem",
+        "step 3",
+        "step 4",
+    ]
+
+
+def test_staging_is_not_over_while_a_node_has_not_spoken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_module, "_OTHERS_S", 0.0)
+    progress, stream = follow(tmp_path)
+    staging(tmp_path, 0, 4, t=10)
+    progress.poll()
+    progress.poll()
+    assert said(stream) == []
+    staging(tmp_path, 1, 4, t=11, shared_bytes=0)
+    progress.close()
+    assert said(stream) == ["staged 8.0 GB on 2 nodes: 4.0 GB from the shared filesystem"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_staging_is_told_again_where_it_has_changed(tmp_path: Path) -> None:
+    progress, stream = follow(tmp_path)
+    staging(tmp_path, 0, 4, t=10)
+    progress.poll()
+    progress.poll()
+    staging(tmp_path, 0, 4, t=20, peer_bytes=10**9)
+    progress.poll()
+    progress.poll()
+    assert said(stream) == [
+        "staged 4.0 GB on 1 node: 4.0 GB from the shared filesystem",
+        "staged 4.0 GB on 1 node: 4.0 GB from the shared filesystem, 1.0 GB from other nodes",
+    ]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_long_staging_is_no_flood(tmp_path: Path) -> None:
+    progress, stream = follow(tmp_path, interval_s=3600)
+    for number in range(50):
+        staging(tmp_path, 0, number / 50, t=number)
+        progress.poll()
+    assert said(stream) == []
+
+
+def test_staging_on_a_terminal(tmp_path: Path, log: EventLog) -> None:
+    """A bar of its own, as long as it goes on."""
+    shown = []
+    for steps, present_gb in ((0, 1), (3, 2), (4, 4)):
+        master, slave = pty.openpty()
+        with os.fdopen(slave, "w") as terminal:
+            progress = make_progress(terminal)
+            progress.follow(tmp_path)
+            if steps:
+                log.emit("step", step=steps, steps_total=4)
+            staging(tmp_path, 0, present_gb, t=10 + steps)
+            progress.poll()
+            progress.close()
+        shown.append(read_all(master))
+    assert "staging 25 % of 4.0 GB on 1 node" in shown[0]
+    assert "step" not in shown[0]
+    assert "staging 50 % of 4.0 GB on 1 node, 333.3 MB/s" in shown[1]
+    assert "step 3/4" in shown[1]
+    assert "staging" not in shown[2]
+    assert "staged 4.0 GB on 1 node: 4.0 GB from the shared filesystem" in shown[2].replace("\r\n", " ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import time
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from hpctrain.cli.status import status
 from hpctrain.errors import ConfigError, StorageError, UsageError
 from hpctrain.observe.account import Seconds, read_account, read_marks, split_time
 from hpctrain.observe.events import EventLog
 from hpctrain.observe.slurm_state import SlurmState, ask_slurm, parse_sacct, parse_squeue
-from hpctrain.observe.status import RunState, Status, describe_status
+from hpctrain.observe.status import RunState, Status, describe_status, staging_now
 from hpctrain.observe.story import DIED, RUNNING, UNKNOWN
 from hpctrain.observe.timeline import Timeline, find_run_dir, read_timeline
 from hpctrain.resilience.attempts import (
@@ -338,6 +342,23 @@ def test_queue_and_relaunch(
     ledger.begin(23, **second)
     one, two = (story.seconds for story in ledger.read().attempts)
     assert [one.queue, one.start_up - 20, two.queue, two.start_up] == pytest.approx(parts)
+
+
+def test_staging_is_that_of_the_attempt_that_runs(ledger: Ledger) -> None:
+    said = {"node": "n1", "total_bytes": 4000, "shared_bytes": 1000, "peer_bytes": 0, "done": False}
+    assert staging_now(ledger.read()).as_dict() is None
+    first = ledger.begin(pid=os.getpid(), boot_id=boot_id())
+    ledger.owned(first)
+    ledger.emit(first, "staging", present_bytes=1000, **said)
+    assert staging_now(ledger.read()).going_on() == "25 % of 4.0 kB on 1 node"
+    app = typer.Typer()
+    app.command()(status)
+    screen = CliRunner().invoke(app, [str(ledger.run_dir)]).stdout
+    assert re.search(r"^staging +25 % of 4.0 kB on 1 node$", screen, re.MULTILINE)
+    document = json.loads(CliRunner().invoke(app, [str(ledger.run_dir), "--json"]).stdout)
+    assert document["staging"]["present_bytes"] == 1000
+    ledger.end(first, 50, FailureClass.KILLED)
+    assert staging_now(ledger.read()).as_dict() is None, "what it staged may be gone"
 
 
 def test_running_and_dead(ledger: Ledger) -> None:
