@@ -1,108 +1,126 @@
-"""The source of chunks during training: the mirror where a chunk is present and verified, the shared file before that.
+"""The source of chunks during training: the node's mirrors where a chunk is present, its agent before that.
 
-Every chunk is verified against its digest wherever it comes from. A damaged mirror chunk is read from the shared file
-again and replaced; a disk that takes no more ends the copying with one warning, not the training.
+Every chunk is verified against its digest wherever it comes from. Where the agent has gone, chunks that no mirror has
+are read from the shared file: that is slower, with one warning, and right.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from hpctrain.errors import DataError
+from hpctrain.errors import DataError, StorageError
 from hpctrain.h5.chunks import Allocate, ChunkSource, fresh, verify
 from hpctrain.h5.filters import Buffer
-from hpctrain.h5.index import ChunkIndex
-from hpctrain.resilience.faults import fault_point
-from hpctrain.staging.mirror import Mirror
+from hpctrain.h5.index import ChunkIndex, digest_of
+from hpctrain.staging.counters import StagingCounters
+from hpctrain.staging.mirror import DamagedChunkError, Mirror
+from hpctrain.staging.network import Op, Status
+from hpctrain.staging.stored import Slots
+from hpctrain.staging.wire import PeerFailure, Reply, Request
+from hpctrain.staging.wire_client import Client
 
 Warn = Callable[[str], None]
 
-
-@dataclasses.dataclass
-class StagingCounters:
-    """Bytes and chunks so far, in this process."""
-
-    shared_bytes: int = 0
-    local_bytes: int = 0
-    written_chunks: int = 0
-    damaged_chunks: int = 0
+_TRIES: Final = 3
+"""How often a chunk may vanish between the agent's word and the read, evicted for others, before its bytes are sent."""
 
 
 class StagedSource:
-    """A `ChunkSource` that reads through a mirror; safe to use from several threads."""
+    """A `ChunkSource` that reads what is on the node; safe to use from several threads.
 
-    def __init__(self, shared: ChunkSource, mirror: Mirror, warn: Warn) -> None:
-        self._shared, self._mirror, self._warn = shared, mirror, warn
-        self._lock = threading.Lock()
+    Args:
+        shared: the shared files.
+        slots: of the set.
+        mirrors: of this node, opened by this process.
+        agent: of this node; None: there is none.
+        warn: told of what is slower than it should be, once.
+    """
+
+    def __init__(
+        self, shared: ChunkSource, slots: Slots, mirrors: Sequence[Mirror], agent: Client | None, warn: Warn
+    ) -> None:
+        self._shared, self._slots, self._mirrors, self._agent = shared, slots, tuple(mirrors), agent
+        self._warn = warn
+        self._said: set[str] = set()
         self.counters = StagingCounters()
-        self.writable = True
-        """False once the mirror took no more."""
 
     def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
-        """The stored bytes of a chunk, verified. Raises what the shared source raises."""
-        local = self._read_local(index, chunk, allocate)
-        if local is not None:
-            return local
+        """The stored bytes of a chunk, verified. Raises `DataError` and `StorageError` as the shared source does."""
+        slot = self._slots.slot(index, chunk)
+        if slot is None or index.offsets[chunk] < 0:
+            return self._shared.read(index, chunk, allocate)
+        is_damaged = False
+        for attempt in range(_TRIES):
+            local, damaged_now = self._read_local(slot, allocate)
+            if local is not None:
+                self.counters.add(local_bytes=len(local))
+                return local
+            is_damaged |= damaged_now
+            op = Op.HAVE if attempt < _TRIES - 1 else Op.SEND
+            sent = self._ask(index, chunk, Request(op, slot, int(is_damaged)), allocate)
+            if sent is not None:
+                return sent
+            if self._agent is None:
+                break
         stored = self._shared.read(index, chunk, allocate)
-        with self._lock:
-            self.counters.shared_bytes += len(stored)
-        self._write_local(index, chunk, stored)
+        self.counters.add(shared_bytes=len(stored))
         return stored
 
-    def stage(self, index: ChunkIndex, chunk: int) -> None:
-        """Bring a chunk into the mirror if it is not there."""
-        if self.writable and not self._mirror.has(index, chunk):
-            self.read(index, chunk)
-
-    def _read_local(self, index: ChunkIndex, chunk: int, allocate: Allocate) -> Buffer | None:
-        try:
-            if not self._mirror.has(index, chunk):
-                return None
-            stored = self._mirror.read(index, chunk, allocate)
-        except OSError as error:
-            self.stop_writing(f"reading the mirror failed: {error}")
-            return None
-        try:
-            verify(index, chunk, stored)
-        except DataError:
-            self._damaged(index, chunk)
-            return None
-        with self._lock:
-            self.counters.local_bytes += len(stored)
-        return stored
-
-    def _damaged(self, index: ChunkIndex, chunk: int) -> None:
-        with self._lock:
-            self.counters.damaged_chunks += 1
-            first = self.counters.damaged_chunks == 1
-        if first:
-            self._warn(
-                f"the mirror {self._mirror.path} holds damaged bytes for chunk {chunk} of {index.dataset} in "
-                f"{index.path.name}; read again from the shared file (further ones are counted, not shown)"
-            )
-        if self.writable:
+    def _read_local(self, slot: int, allocate: Allocate) -> tuple[Buffer | None, bool]:
+        """The bytes of a slot from a mirror, and whether one was found damaged."""
+        is_damaged = False
+        for mirror in self._mirrors:
             try:
-                self._mirror.forget(index, chunk)
+                stored = mirror.read(slot, allocate)
+            except DamagedChunkError:  # counted and told by the agent, which looks itself
+                is_damaged = True
             except OSError as error:
-                self.stop_writing(f"marking a chunk failed: {error}")
+                self._warn_once(f"reading {mirror.path} failed: {error}; reading on from elsewhere")
+            else:
+                if stored is not None:
+                    return stored, False
+        return None, is_damaged
 
-    def _write_local(self, index: ChunkIndex, chunk: int, stored: Buffer) -> None:
-        if not self.writable:
-            return
+    def _ask(self, index: ChunkIndex, chunk: int, request: Request, allocate: Allocate) -> Buffer | None:
+        """Ask the agent for a slot; its bytes where no mirror could take it, None where one has it now."""
+        if self._agent is None:
+            return None
+        size = int(index.sizes[chunk])
         try:
-            fault_point("staging.write")
-            self._mirror.write(index, chunk, stored)
-        except OSError as error:
-            self.stop_writing(f"writing failed: {error}")
-            return
-        with self._lock:
-            self.counters.written_chunks += 1
+            reply = self._agent.call(request, max(size, 1 << 16), allocate)
+        except PeerFailure as error:
+            self._agent = None
+            self._warn_once(
+                f"the staging agent of this node does not answer ({error}); what is not staged is read from the "
+                "shared files until the next attempt"
+            )
+            return None
+        _raise_error(reply)
+        if reply.status != Status.BYTES:
+            return None
+        return self._verified(index, chunk, reply)
 
-    def stop_writing(self, reason: str) -> None:
-        """End the copying, and say so once; reading goes on."""
-        with self._lock:
-            first, self.writable = self.writable, False
-        if first:
-            self._warn(f"staging to {self._mirror.path} ended: {reason}; reading on from the shared file")
+    def _verified(self, index: ChunkIndex, chunk: int, reply: Reply) -> Buffer | None:
+        try:
+            verify(index, chunk, reply.body)
+        except DataError:
+            return None
+        known = index.digests is not None or digest_of(reply.body) == reply.digest
+        if not known or len(reply.body) != index.sizes[chunk]:
+            return None
+        self.counters.add(sent_bytes=len(reply.body))
+        return reply.body
+
+    def _warn_once(self, words: str) -> None:
+        if words not in self._said:
+            self._said.add(words)
+            self._warn(words)
+
+
+def _raise_error(reply: Reply) -> None:
+    words = bytes(reply.body).decode("utf-8", "replace") if reply.status >= Status.BAD_DATA else ""
+    if reply.status == Status.BAD_DATA:
+        raise DataError(words)
+    if reply.status >= Status.BAD_STORAGE:
+        raise StorageError(words)

@@ -14,7 +14,6 @@ import fcntl
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import BinaryIO
 from hpctrain.errors import ConfigError, HangError, HpctrainError, StorageError, UsageError
 from hpctrain.launch.environment.extract import Progress, extract
 from hpctrain.launch.environment.header import Header, read_header
+from hpctrain.staging.private import open_private, private_path
 
 LOCK_TIMEOUT_S = 900.0
 _LOCK_POLL_S = 0.2
@@ -120,27 +120,8 @@ def _check_interpreter(archive: Path, header: Header) -> None:
 
 def _private_folder(directory: Path) -> Path:
     """`DIR/hpctrain-UID`, which nobody else may write to."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = directory / f"hpctrain-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):  # ours, or somebody else's: checked below
-        folder.mkdir(mode=0o700)
-    try:
-        descriptor = os.open(folder, _DIRECTORY)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-            raise
-        raise ConfigError(
-            f"{folder} is a link or no directory; remove it, or name another directory"
-        ) from error
-    found = os.fstat(descriptor)
-    os.close(descriptor)
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ConfigError(
-            f"{folder} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; it must belong to "
-            f"uid {os.getuid()} with mode 0700, because others could plant programs there: remove it, or name another "
-            "directory"
-        )
-    return folder
+    os.close(open_private(directory, planted="programs", instead="name another directory"))
+    return private_path(directory)
 
 
 @contextlib.contextmanager

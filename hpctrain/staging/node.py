@@ -1,0 +1,234 @@
+"""Staging on one node: its mirrors, what it is to keep, and the threads that bring it here while training runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from hpctrain.errors import DataError, HpctrainError, StorageError
+from hpctrain.staging.counters import StagingCounters
+from hpctrain.staging.keeper import Keeper, Uses
+from hpctrain.staging.mirror import Mirror
+from hpctrain.staging.network import Network
+from hpctrain.staging.owners import Deal
+from hpctrain.staging.shared import SharedFiles
+from hpctrain.staging.stored import StoredChunks
+
+_STAGERS: Final = 3
+"""Threads that read ahead: one waits for the shared filesystem while others hash and write."""
+_LOOK_S: Final = 2.0
+_GIB: Final = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A directory for a mirror, and how many bytes it may take; None: what the disk has."""
+
+    directory: Path
+    quota_bytes: int | None = None
+
+
+class NodeStaging:
+    """The staging of one set on one node. A context manager.
+
+    Args:
+        stored: the chunks of the set.
+        places: where mirrors may be; one that cannot be used is told of and left out.
+        on_changed: what to do with a mirror that was made of other files than there are now.
+        drop_pages: give the kernel's pages of the shared files back at once.
+
+    Raises:
+        ConfigError: a place that others may write to.
+        StorageError: a mirror of files that were changed since, with `on_changed` "stop".
+    """
+
+    def __init__(
+        self,
+        stored: StoredChunks,
+        places: Sequence[Place],
+        on_changed: Literal["stop", "restage"] = "restage",
+        *,
+        drop_pages: bool = False,
+    ) -> None:
+        self.stored, self._on_changed = stored, on_changed
+        self.counters = StagingCounters()
+        self._lock = threading.Lock()
+        self._words: list[str] = []
+        self._said: set[str] = set()
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._order: Iterator[int] = iter(())
+        self._to_keep = np.zeros(stored.num_slots, bool)
+        self._running, self._is_staging = 0, False
+        self._is_full = False
+        self._shared = SharedFiles(stored, self.tell, drop_pages=drop_pages)
+        self.network = Network(stored, self._shared, self.tell, self.counters)
+        opened = {place.directory: self._open(place) for place in places}
+        self.used_places = tuple(directory for directory, mirror in opened.items() if mirror is not None)
+        self.mirrors = [mirror for mirror in opened.values() if mirror is not None]
+        self.keeper = Keeper(stored, self.mirrors, self.network, self.tell, self.counters)
+        if not stored.has_digests:
+            self.tell("the files have no digests of their chunks: each is taken when the chunk is first read")
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether a mirror takes anything."""
+        return any(mirror.is_owner for mirror in self.mirrors)
+
+    def room_bytes(self) -> int:
+        """What the mirrors hold and could hold."""
+        return sum(mirror.present_bytes + mirror.room_bytes() for mirror in self.mirrors if mirror.is_owner)
+
+    def stage(self, deal: Deal, here: int, uses: Uses) -> None:
+        """Begin to bring here what this node is to keep; returns at once."""
+        self.keeper.expect(uses)
+        order = deal.staging_order(here)
+        self._to_keep[order] = True
+        self._order = iter(order.tolist())
+        self._begin()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until everything is here that is to be, or there is no room for more; False if the time ran out."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not self._is_staging
+
+    def tell(self, words: str) -> None:
+        """Remember a warning until somebody takes it."""
+        with self._lock:
+            self._words.append(words)
+
+    def take_words(self) -> list[str]:
+        """The warnings since the last call."""
+        with self._lock:
+            words, self._words = self._words, []
+        return words
+
+    def status(self) -> dict[str, Any]:
+        """How far it is: bytes present of those to keep, counters, and whether the threads are done."""
+        present = self.keeper.present() & self._to_keep
+        return {
+            "present_bytes": int(self.stored.sizes[present].sum()),
+            "total_bytes": int(self.stored.sizes[self._to_keep].sum()),
+            "present_chunks": int(present.sum()),
+            "total_chunks": int(self._to_keep.sum()),
+            "done": not self._is_staging,
+            "full": self._is_full,
+            **self.counters.as_dict(),
+        }
+
+    def look_around(self) -> None:
+        """Once in a while: take mirrors over whose owner has gone, and tell of mirrors that were deleted."""
+        for mirror in self.mirrors:
+            if not mirror.is_owner and self._take(mirror):
+                self._begin()
+            if mirror.is_owner and mirror.is_deleted():
+                self._say_once(f"{mirror.path} was deleted; its files stay in use until the run ends")
+
+    def close(self) -> None:
+        """End the threads; what is staged stays."""
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+        self.network.close()
+        self._shared.close()
+        for mirror in self.mirrors:
+            mirror.close()
+
+    def __enter__(self) -> NodeStaging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, place: Place) -> Mirror | None:
+        try:
+            mirror = Mirror(place.directory, self.stored, place.quota_bytes)
+        except StorageError as error:  # a full or failing disk; one that others may write to is a ConfigError
+            self.tell(f"no staging in {place.directory}: {error}")
+            return None
+        try:
+            if not self._take(mirror):
+                self.tell(
+                    f"{mirror.path} belongs to another job on this node: it is read, and nothing is added to it"
+                )
+        except BaseException:
+            mirror.close()
+            raise
+        if mirror.is_memory and place.quota_bytes is None:
+            quota = f"{mirror.quota_bytes / _GIB:.3g} GiB at most"
+            self.tell(
+                f"{place.directory} is memory, not a disk: {quota} are taken; give it a quota_gib of its own"
+            )
+        return mirror
+
+    def _take(self, mirror: Mirror) -> bool:
+        try:
+            if not mirror.take():
+                return False
+        except OSError as error:
+            self._say_once(
+                f"{mirror.path} cannot be taken over: {error.strerror or error}; nothing is added to it"
+            )
+            return False
+        words = mirror.adopt(self._on_changed)
+        if words:
+            self.tell(words)
+        return True
+
+    def _begin(self) -> None:
+        """Start the threads, if there is somewhere to write to."""
+        with self._lock:
+            if self._is_staging or not self.is_writable:
+                return
+            self._running, self._is_staging = _STAGERS, True
+        self._threads = [
+            threading.Thread(target=self._run, name=f"stager_{number}", daemon=True)
+            for number in range(_STAGERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set() and (slot := self._next()) is not None:
+                if not self.keeper.stage(slot):
+                    self._is_full = True
+                    break
+        except HpctrainError as error:  # who needs the chunk will meet the same error, or none
+            kind = "the data are damaged" if isinstance(error, DataError) else "reading ahead failed"
+            self._say_once(f"staging ended, {kind}: {error}")
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """The last thread makes what was written durable: the next job on this node is to find it."""
+        with self._lock:
+            self._running -= 1
+            if self._running:
+                return
+        for mirror in self.mirrors:
+            try:
+                if mirror.is_owner:
+                    mirror.sync()
+            except OSError as error:
+                self._say_once(f"{mirror.path}: cannot be made durable: {error.strerror or error}")
+        self._is_staging = False
+
+    def _next(self) -> int | None:
+        with self._lock:
+            return next(self._order, None)
+
+    def _say_once(self, words: str) -> None:
+        with self._lock:
+            if words in self._said:
+                return
+            self._said.add(words)
+        self.tell(words)
