@@ -358,16 +358,68 @@ class CommSection(_Section):
     ] = 50
 
 
-class StagingSection(_Section):
-    """The node-local copy of the packed sets."""
+class StagingPlace(_Section):
+    """A directory of the node for copies of the data."""
 
-    dir: Annotated[
-        Path | None,
+    path: Annotated[
+        Path,
         Field(
-            description="Directory on the node's SSD; a private sub-directory is made there. None: read the shared "
-            "files. Environment variables and `~` are expanded on the node."
+            description="Directory on the node's SSD; a private sub-directory is made there. Environment variables and "
+            "`~` are expanded on the node. A tmpfs such as `/dev/shm` is memory, and counted so."
+        ),
+    ]
+    quota_gib: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="So much may be kept there, in GiB. None: what the disk has; of a tmpfs half of what is free.",
         ),
     ] = None
+
+
+class StagingSection(_Section):
+    """The copy of the training data on the nodes. `dir = "PATH"` is short for `dirs = [{ path = "PATH" }]`."""
+
+    dirs: Annotated[
+        tuple[StagingPlace, ...],
+        Field(
+            description="Where it is kept, the fastest first: where room is short, chunks that are used later go down. "
+            "None: the shared files are read as they are."
+        ),
+    ] = ()
+    replicas: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            description="Nodes that keep each chunk: with more than one, a copy of a lost or damaged chunk comes from "
+            "another node.",
+        ),
+    ] = 1
+    interface: Annotated[
+        str | None,
+        Field(
+            description="Network interface over which nodes give each other chunks, such as `ib0`. None: that of the "
+            "host's name."
+        ),
+    ] = None
+    on_changed_source: Annotated[
+        Literal["restage", "stop"],
+        Field(
+            description="User files without digests that were changed since they were staged: stage them again, or "
+            "stop. While a run goes on, a changed file always ends it."
+        ),
+    ] = "restage"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or "dir" not in raw:
+            return raw
+        if "dirs" in raw:
+            raise ValueError("dir and dirs say the same: keep one of them")
+        rest = {key: value for key, value in raw.items() if key != "dir"}
+        return {**rest, "dirs": [{"path": raw["dir"]}]}
 
 
 class CheckpointSection(_Section):
@@ -496,9 +548,13 @@ class RunConfig(_Section):
                 "evaluate": None if evaluate is None else (base / evaluate).resolve(),
             }
         )
-        staging = self.staging
-        if staging.dir is not None and not str(staging.dir).startswith(("$", "~")):
-            staging = staging.model_copy(update={"dir": (base / staging.dir).resolve()})
+        places = tuple(
+            place
+            if str(place.path).startswith(("$", "~"))
+            else place.model_copy(update={"path": (base / place.path).resolve()})
+            for place in self.staging.dirs
+        )
+        staging = self.staging.model_copy(update={"dirs": places})
         return self.model_copy(update={"data": data, "staging": staging})
 
 
@@ -543,7 +599,8 @@ def _reference_rows(section: type[BaseModel], prefix: str = "") -> list[str]:
             rows += _reference_rows(field.annotation, f"{prefix}{key}.")
             continue
         if (entry := _section_of_entries(field.annotation)) is not None:
-            rows += _reference_rows(entry, f"{prefix}{key}.FIELD.")
+            name = "FIELD." if field.default == {} else "N."
+            rows += _reference_rows(entry, f"{prefix}{key}.{name}")
             continue
         mark = "*" if isinstance(field.json_schema_extra, dict) else ""
         default = (
@@ -554,9 +611,9 @@ def _reference_rows(section: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _section_of_entries(annotation: Any) -> type[BaseModel] | None:
-    """The model of the values, where a field is a dictionary of sections."""
-    values = get_args(annotation)[1:]
-    return values[0] if values and isinstance(values[0], type) and issubclass(values[0], BaseModel) else None
+    """The model of the values, where a field is a dictionary or a list of sections."""
+    values = (item for item in get_args(annotation) if isinstance(item, type) and issubclass(item, BaseModel))
+    return next(values, None)
 
 
 def weight_differences(old: RunConfig, new: RunConfig) -> list[str]:

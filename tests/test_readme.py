@@ -26,6 +26,7 @@ RUN_ELSEWHERE = {
     "python -m benchmarks precision --quick": "tests/benchmarks",
     "python -m benchmarks reader --quick": "tests/benchmarks",
     "python -m benchmarks recovery --quick": "tests/benchmarks",
+    "python -m benchmarks staging --quick": "tests/benchmarks",
 }
 
 
@@ -48,6 +49,9 @@ def test_the_settings_that_are_shown_are_settings() -> None:
     config = parse_run(tomllib.loads(description) | tomllib.loads(shown))
     assert config.data.fields.keys() == {"field", "label"}
     assert config.data.preprocess["field"].augment == ("flip", "noise:0.01")
+    (staging,) = re.findall(r"^```\n(\[staging\]\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    config = parse_run(tomllib.loads(description) | tomllib.loads(staging))
+    assert [place.quota_gib for place in config.staging.dirs] == [800, 16]
 
 
 def test_the_layout_is_the_tree() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -180,3 +181,10 @@ def read_flat(
         part = index.decode(chunk, source.read(index, chunk))
         out[begin - start : end - start] = part[begin - chunk * step : end - chunk * step]
     return out
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: a set may have more shards than the usual 1024."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # a kernel that allows less: it may still be enough
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

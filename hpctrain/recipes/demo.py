@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpctrain.config import RunConfig, dump_run, load_run
+from hpctrain.config import RunConfig, StagingPlace, dump_run, load_run
 from hpctrain.errors import HpctrainError
 from hpctrain.observe.events import read_events
 from hpctrain.recipes import recipe_path
@@ -144,7 +144,8 @@ def _describe(folder: Path, recipe: str) -> Path:
     """The recipe's run description beside the data, with staging switched on."""
     config = load_run(recipe_path(recipe))
     data = config.data.model_copy(update={"train": Path("packed/train"), "evaluate": Path("packed/test")})
-    staging = config.staging.model_copy(update={"dir": folder.resolve() / "node-ssd"})
+    place = StagingPlace(path=folder.resolve() / "node-ssd")
+    staging = config.staging.model_copy(update={"dirs": (place,)})
     description = folder / "run.toml"
     description.write_text(
         dump_run(config.model_copy(update={"data": data, "staging": staging})), encoding="utf-8"

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 
 from hpctrain.checkpoint.snapshot import Cursor
@@ -20,13 +19,11 @@ from hpctrain.data.loader import Loader
 from hpctrain.data.mixing import quality
 from hpctrain.data.plan import Plan
 from hpctrain.data.preprocess import Preprocessor
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.h5.chunks import FileSource
 from hpctrain.h5.packed import PackedSet
-from hpctrain.h5.reader import ChunkSource
-from hpctrain.staging.mirror import Mirror
-from hpctrain.staging.source import StagedSource, StagingCounters
-from hpctrain.staging.stager import Stager
+from hpctrain.staging.counters import StagingCounters
+from hpctrain.staging.source import StagedSource
+from hpctrain.training.staging import NodeAgent
 
 Emit = Callable[..., None]
 
@@ -47,17 +44,17 @@ class DataPath:
         world: World,
         cursor: Cursor,
         preprocessor: Preprocessor,
+        agent: NodeAgent,
         emit: Emit,
         index_s: float = 0.0,
     ) -> None:
         self._config, self._packed, self._plan, self._world, self._emit = config, packed, plan, world, emit
         self._stack = ExitStack()
-        self.files = FileSource(config.data.page_cache)
+        self.files = FileSource(config.data.page_cache, lambda text: emit("warning", message=text))
         self._stack.callback(self.files.close)
-        self.staged: StagedSource | None = None
-        self.source: ChunkSource = self.files
-        if config.staging.dir is not None:
-            self._stage(config.staging.dir, range(cursor.epoch, config.train.epochs))
+        self._agent = agent
+        self._stack.callback(agent.close)
+        self.source = agent.open(packed, plan, cursor, self.files)
         self.io_threads = config.data.io_threads or io_threads(world, config.precision.compute_threads)
         self._budget_bytes = int(config.data.memory_budget_mib * _MIB)
         self.loader = Loader(
@@ -80,10 +77,10 @@ class DataPath:
         """Samples of the training set."""
         return self._packed.num_samples
 
-    @property
-    def counters(self) -> StagingCounters:
-        """What staging did so far in this process; zeros without staging."""
-        return self.staged.counters if self.staged else StagingCounters()
+    def staging_counters(self) -> dict[str, int]:
+        """What staging did so far in the whole job; zeros without staging. Collective."""
+        mine = self.source.counters if isinstance(self.source, StagedSource) else StagingCounters()
+        return self._agent.total_counters(mine)
 
     def assembler(self, packed: PackedSet, preprocessor: Preprocessor) -> Assembler:
         """For evaluation: batches of another set, from its shared files; to be closed by the caller."""
@@ -91,7 +88,8 @@ class DataPath:
         return Assembler(packed, self.files, self.io_threads, ahead, self._budget_bytes, preprocessor.fields)
 
     def tell_epoch(self, epoch: int) -> None:
-        """Say how the epoch that just ended was read, on rank 0 for all ranks. Collective."""
+        """Say how the epoch that just ended was read, on rank 0 for all ranks; look ahead to the next. Collective."""
+        self._agent.expect(epoch + 1)
         now_s, dropped = time.monotonic(), self.loader.dropped_chunks
         mine = EpochReading(
             self.loader.times.take(),
@@ -108,32 +106,6 @@ class DataPath:
             if not self._advised and (advice := advise(readings)):
                 self._advised = True  # the next epoch would say it with other numbers
                 self._emit("advice", message=advice)
-
-    def _stage(self, directory: Path, epochs: range) -> None:
-        if self._config.data.fields:
-            if self._world.is_root:
-                self._emit(
-                    "warning",
-                    message="no staging: staging.dir is for packed sets, whose chunks have digests; reading the files "
-                    "where they lie (hpctrain pack makes a set of them)",
-                )
-            return
-        try:
-            mirror = Mirror(staging_directory(directory), self._packed)
-        except StorageError as error:  # a full or failing disk; one that others may write to is a ConfigError
-            self._emit("warning", message=f"no staging on this rank: {error}; reading the shared files")
-            return
-        self._stack.callback(mirror.close)
-        self.source = self.staged = StagedSource(
-            self.files, mirror, lambda text: self._emit("warning", message=text)
-        )
-        order = self._plan.staging_order(epochs, self._world.lanes)
-        stager = Stager(self._packed, self.staged, order, lambda: self._report_staged(mirror))
-        self._stack.callback(stager.close)
-
-    def _report_staged(self, mirror: Mirror) -> None:
-        counters = dataclasses.asdict(self.counters)
-        self._emit("staging", chunks=mirror.present_chunks(), total=mirror.num_chunks, **counters)
 
     def _tell_mixing(self, epoch: int) -> None:
         """Say on rank 0, when it is known, how well the first epoch is mixed; training does not wait for it."""
@@ -167,19 +139,6 @@ def io_threads(world: World, compute_threads: int) -> int:
     here = [cores for node, cores in everyone if node == world.rank - world.local_rank]
     share = sum(1 / sum(core in cores for cores in here) for core in mine)
     return max(1, min(_MAX_IO_THREADS, int(share + 1e-6) - compute_threads))
-
-
-def staging_directory(configured: Path) -> Path:
-    """`staging.dir` with environment variables and `~` expanded on this node.
-
-    Raises `ConfigError` for a variable that is not set here: its name would become a folder somewhere else.
-    """
-    expanded = Path(os.path.expandvars(configured)).expanduser()
-    if "$" in str(expanded) or not expanded.is_absolute():
-        raise ConfigError(
-            f"staging.dir = {configured}: {expanded} on this node; a variable is not set, or the path is not absolute"
-        )
-    return expanded
 
 
 def _rounded(reading: EpochReading) -> dict[str, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from hpctrain.data.assembler import Assembler
 from hpctrain.data.plan import Plan
 from hpctrain.data.preprocess import Preprocessor, SampleFunction
 from hpctrain.durable import replace_file
+from hpctrain.h5.chunks import allow_many_files
 from hpctrain.resilience.attempts import write_restored
 from hpctrain.training.attempt import RankAttempt
 from hpctrain.training.data_path import DataPath
@@ -41,6 +40,7 @@ from hpctrain.training.sets import (
     on_root,
     open_sets,
 )
+from hpctrain.training.staging import NodeAgent
 from hpctrain.training.task import DatasetInfo, Task, has_evaluate, load_functions, load_task
 
 
@@ -60,21 +60,16 @@ def run_rank(attempt: RankAttempt) -> bool:
     config, emit = attempt.config, attempt.events.emit
     train_set, index_s = parts.sets.train, parts.index_s
     with DataPath(
-        config, train_set, parts.plan, parts.world, cursor, parts.preprocessor, emit, index_s
+        config, train_set, parts.plan, parts.world, cursor, parts.preprocessor, parts.agent, emit, index_s
     ) as data:
         run = _assemble(attempt, parts, store, cursor, data)
         finished = train(run)
         run.writer.wait()
-        if finished and parts.world.is_root:
-            write_result(run, attempt.run_dir, attempt.number)
+        if finished:
+            staging = data.staging_counters()
+            if parts.world.is_root:
+                write_result(run, attempt.run_dir, attempt.number, staging)
     return finished
-
-
-def allow_many_files() -> None:
-    """Raise the soft limit of open files to the hard one: a set may have more shards than the usual 1024."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(OSError, ValueError):  # a kernel that allows less: it may still be enough
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +77,7 @@ class _Parts:
     """What is there before a state is restored."""
 
     world: World
+    agent: NodeAgent
     task: Task
     sets: PackedSets
     preprocessor: Preprocessor
@@ -98,6 +94,7 @@ class _Parts:
 def _set_up(attempt: RankAttempt) -> _Parts:
     config = attempt.config
     world = start_world(int(attempt.start["num_ranks"]), config.lanes.num_lanes)
+    agent = NodeAgent(config, world, attempt.number, attempt.events.emit)
     task = load_task(config.task.name, config.task.options, Path(attempt.start["task_dir"]))
     begun_s = time.perf_counter()
     sets: PackedSets = on_root(world, lambda: open_sets(config, attempt.run_dir / "index"))
@@ -120,7 +117,19 @@ def _set_up(attempt: RankAttempt) -> _Parts:
     # here, before a restored state brings the rate of its own step: the schedule takes each group's peak
     schedule = Schedule(optimizer, config.train, plan.steps_per_epoch * config.train.epochs)
     return _Parts(
-        world, task, sets, preprocessor, functions, index_s, plan, device, model, optimizer, schedule, reducer
+        world=world,
+        agent=agent,
+        task=task,
+        sets=sets,
+        preprocessor=preprocessor,
+        functions=functions,
+        index_s=index_s,
+        plan=plan,
+        device=device,
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        reducer=reducer,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from hpctrain.resilience.attempts import refuse_superseded
 from hpctrain.training.loop import Run
 
 
-def write_result(run: Run, run_dir: Path, attempt: int) -> None:
-    """Write the result of a finished run (on rank 0), whole or not at all.
+def write_result(run: Run, run_dir: Path, attempt: int, staging: Mapping[str, int]) -> None:
+    """Write the result of a finished run (on rank 0), whole or not at all; `staging`: the job's counters.
 
     Raises `PeerError` where a newer attempt was started: the run, and its result, are that one's.
     """
     refuse_superseded(run_dir, attempt)
-    document = describe_result(run, run_dir, attempt)
+    document = describe_result(run, run_dir, attempt) | {"staging": dict(staging)}
     replace_file(run_dir / "result.json", json.dumps(document, indent=1).encode())
 
 
@@ -42,6 +42,5 @@ def describe_result(run: Run, run_dir: Path, attempt: int) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
         "samples_per_s": samples / training_s if steps and training_s else None,
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
-        "staging": dataclasses.asdict(run.data.counters),
         "numerics": json.loads((run_dir / "numerics.json").read_text(encoding="utf-8")),
     }

@@ -65,8 +65,8 @@ class PackedSets:
         }
 
 
-def open_sets(config: RunConfig, index_dir: Path) -> PackedSets:
-    """Open and check both sets (on one rank); chunk indexes are kept in `index_dir`.
+def open_sets(config: RunConfig, index_dir: Path | None) -> PackedSets:
+    """Open and check both sets (on one rank); chunk indexes are kept in `index_dir`, if one is given.
 
     Raises `DataError` or `ConfigError`.
     """
@@ -84,7 +84,7 @@ def open_sets(config: RunConfig, index_dir: Path) -> PackedSets:
     return PackedSets(train, evaluate, labels, None if weights is None else np.asarray(weights, np.float64))
 
 
-def _open(config: RunConfig, path: Path, index_dir: Path) -> PackedSet:
+def _open(config: RunConfig, path: Path, index_dir: Path | None) -> PackedSet:
     data = config.data
     if not data.fields:
         return open_packed(path)

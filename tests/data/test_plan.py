@@ -100,19 +100,16 @@ def test_a_lane_stays_in_its_window(plan: Plan, epoch: int) -> None:
 
 @settings(max_examples=40)
 @given(plans(), epochs, st.data())
-def test_first_use_lists_each_chunk_once_by_step(plan: Plan, epoch: int, data: st.DataObject) -> None:
+def test_first_steps_are_those_of_the_batches(plan: Plan, epoch: int, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, plan.num_lanes - 1))
     lanes = range(first, data.draw(st.integers(first + 1, plan.num_lanes)))
-    order = plan.first_use(epoch, lanes)
-    assert len(set(order.tolist())) == len(order)
-    step_of: dict[int, int] = {}
-    for step in reversed(range(plan.steps_per_epoch)):
+    from_step = data.draw(st.integers(0, plan.steps_per_epoch))
+    expected = [plan.steps_per_epoch] * len(plan.chunk_sizes)
+    for step in reversed(range(from_step, plan.steps_per_epoch)):
         for lane in lanes:
             for chunk in plan.chunk_of(plan.lane_batches(epoch, lane)[step]).tolist():
-                step_of[chunk] = step
-    assert set(step_of) == set(order.tolist())
-    steps = [step_of[chunk] for chunk in order.tolist()]
-    assert steps == sorted(steps)
+                expected[chunk] = step
+    assert plan.first_steps(epoch, lanes, from_step).tolist() == expected
 
 
 @settings(max_examples=40)

@@ -51,6 +51,6 @@ def test_a_superseded_rank_writes_no_result(superseded: Path) -> None:
     run = cast(Run, None)  # it is not looked at
     (superseded / "result.json").write_text(json.dumps({"steps": 5}))
     with pytest.raises(PeerError, match="superseded by attempt 2"):
-        write_result(run, superseded, 1)
+        write_result(run, superseded, 1, {})
     result: dict[str, Any] = json.loads((superseded / "result.json").read_text())
     assert result == {"steps": 5}

@@ -23,16 +23,16 @@ from hpctrain.comm.world import _explain_size, lane_efficiency
 from hpctrain.config import TrainSection, parse_run
 from hpctrain.data.loader import LaneBatch
 from hpctrain.errors import ConfigError
+from hpctrain.h5.chunks import allow_many_files
 from hpctrain.h5.ragged import Ragged
 from hpctrain.resilience.watchdog import Watchdog
+from hpctrain.staging.directories import staging_directory
 from hpctrain.training.batches import chain_samples, hash_samples, to_torch
-from hpctrain.training.data_path import staging_directory
 from hpctrain.training.evaluation import combine_metrics
 from hpctrain.training.model import _refuse_batch_statistics, build_optimizer, refusing_local_statistics
 from hpctrain.training.numerics import compare_with_run, differences, fingerprint
 from hpctrain.training.phases import Phases
 from hpctrain.training.randomness import seed_evaluation, seed_lane, seed_model
-from hpctrain.training.rank import allow_many_files
 from hpctrain.training.schedule import Schedule, lr_factor
 from hpctrain.training.task import Task, has_evaluate, load_task
 from tests.support import ROOT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -129,23 +129,19 @@ class Plan:
         """The chunk that holds each sample; same shape."""
         return np.searchsorted(self.chunk_starts, samples, side="right").astype(np.int64) - 1
 
-    def first_use(self, epoch: int, lanes: range) -> NDArray[np.int64]:
-        """The chunks that `lanes` use in `epoch`, each once, by the step of their first use; shape (chunks used,)."""
-        chunks = [self.chunk_of(self.lane_samples(epoch, lane)) for lane in lanes]
-        steps = [np.arange(len(of_lane)) // self.lane_batch for of_lane in chunks]
-        sequence = np.concatenate(chunks)[np.argsort(np.concatenate(steps), kind="stable")]
-        _, first = np.unique(sequence, return_index=True)
-        return sequence[np.sort(first)]
+    def first_steps(self, epoch: int, lanes: Sequence[int], from_step: int = 0) -> NDArray[np.int64]:
+        """The step within `epoch`, from `from_step` on, at which `lanes` first use each chunk; shape (num_chunks,).
 
-    def staging_order(self, epochs: range, lanes: range) -> Iterator[int]:
-        """The chunks that `lanes` use in `epochs`, each once, in first-use order; ends when every chunk was named."""
-        seen = np.zeros(len(self.chunk_sizes), dtype=bool)
-        for epoch in epochs:
-            if seen.all():
-                return
-            order = self.first_use(epoch, lanes)
-            yield from order[~seen[order]].tolist()
-            seen[order] = True
+        `steps_per_epoch` for a chunk that they do not use.
+        """
+        found = np.full(len(self.chunk_sizes), self.steps_per_epoch, np.int64)
+        for lane in lanes:
+            chunks = self.chunk_of(self.lane_samples(epoch, lane)[from_step * self.lane_batch :])
+            of_lane = np.full_like(found, self.steps_per_epoch)
+            steps = from_step + np.arange(len(chunks)) // self.lane_batch
+            of_lane[chunks[::-1]] = steps[::-1]  # of several the last one stays: the earliest
+            np.minimum(found, of_lane, out=found)
+        return found
 
     @cached_property
     def _deal(self) -> _Deal:
