@@ -67,7 +67,9 @@ def test_every_requirement_is_pinned_and_what_is_installed_is_what_is_pinned() -
 )
 def test_what_is_imported_is_required(folder: str, allowed: str) -> None:
     project = pyproject()["project"]
-    names = [*project["dependencies"], *(project["optional-dependencies"]["dev"] if allowed == "dev" else [])]
+    # what a source of pack needs is imported where it is used, and its absence is told
+    extra = project["optional-dependencies"]["dev" if allowed == "dev" else "sources"]
+    names = [*project["dependencies"], *extra]
     required = {canonical(re.match(r"[\w.-]+", text)[0]) for text in names} | {"horovod", "hpctrain"}
     homes = importlib.metadata.packages_distributions()
     for path in (ROOT / folder).rglob("*.py"):

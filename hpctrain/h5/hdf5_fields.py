@@ -9,17 +9,30 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from hpctrain.errors import DataError, UsageError
 from hpctrain.h5.fields import OFFSETS_SUFFIX
 from hpctrain.h5.index import DIGESTS_GROUP
 from hpctrain.h5.sources import check_field_name, is_field_name
 from hpctrain.h5.survey import survey
-from hpctrain.h5.survey_facts import DatasetSurvey
 
 _LABELS: Final = frozenset({"label", "labels", "target", "targets"})
 _SHOWN: Final = 3
+
+
+class Listed(Protocol):
+    """What is known of a dataset before it is opened."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Its extents; None where it holds nothing."""
+        ...
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of its values, uncompressed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,18 +58,25 @@ def choose_fields(path: Path, named: Sequence[str]) -> tuple[dict[str, Wanted], 
         for item in found.datasets
         if not item.name.lstrip("/").startswith(f"{DIGESTS_GROUP}/")
     }
-    if named:
-        return _named(path, named, datasets), ()
     damaged = [item for item in found.findings if item.name.lstrip("/") in datasets or not datasets]
-    if damaged:
+    if damaged and not named:
         raise DataError(
             f"{path}: {damaged[0].name!r} cannot be read: {damaged[0].cause}; "
             "name those to pack with --field NAME=/path, or repair the file"
         )
+    return fields_among(path, named, datasets)
+
+
+def fields_among(
+    path: Path, named: Sequence[str], datasets: Mapping[str, Listed]
+) -> tuple[dict[str, Wanted], tuple[str, ...]]:
+    """What `choose_fields` gives, of datasets by their path in the file (without a slash before it)."""
+    if named:
+        return _named(path, named, datasets), ()
     return _fitting(path, datasets)
 
 
-def _named(path: Path, named: Sequence[str], datasets: Mapping[str, DatasetSurvey]) -> dict[str, Wanted]:
+def _named(path: Path, named: Sequence[str], datasets: Mapping[str, Listed]) -> dict[str, Wanted]:
     wanted: dict[str, Wanted] = {}
     for item in named:
         name, given, at = item.partition("=")
@@ -69,7 +89,7 @@ def _named(path: Path, named: Sequence[str], datasets: Mapping[str, DatasetSurve
     return wanted
 
 
-def _fitting(path: Path, datasets: Mapping[str, DatasetSurvey]) -> tuple[dict[str, Wanted], tuple[str, ...]]:
+def _fitting(path: Path, datasets: Mapping[str, Listed]) -> tuple[dict[str, Wanted], tuple[str, ...]]:
     samples = {name: _num_samples(name, datasets) for name in datasets}
     weights: Counter[int] = Counter()
     for name, count in samples.items():
@@ -100,11 +120,11 @@ def _fitting(path: Path, datasets: Mapping[str, DatasetSurvey]) -> tuple[dict[st
     return wanted, tuple(warnings)
 
 
-def _shown(names: Sequence[str], datasets: Mapping[str, DatasetSurvey]) -> str:
+def _shown(names: Sequence[str], datasets: Mapping[str, Listed]) -> str:
     return ", ".join(f"/{name} {datasets[name].shape}" for name in names[:_SHOWN])
 
 
-def _num_samples(name: str, datasets: Mapping[str, DatasetSurvey]) -> int:
+def _num_samples(name: str, datasets: Mapping[str, Listed]) -> int:
     """Samples of a dataset; 0 where it has no rows or belongs to another."""
     shape = datasets[name].shape
     if not shape or _is_offsets(name, datasets):
@@ -113,14 +133,14 @@ def _num_samples(name: str, datasets: Mapping[str, DatasetSurvey]) -> int:
     return (datasets[offsets].shape or (1,))[0] - 1 if offsets else shape[0]
 
 
-def _offsets_of(name: str, datasets: Mapping[str, DatasetSurvey]) -> str:
+def _offsets_of(name: str, datasets: Mapping[str, Listed]) -> str:
     """The dataset beside a 1-D one that holds its offsets; "" where there is none."""
     beside = name + OFFSETS_SUFFIX
     flat = all(item in datasets and len(datasets[item].shape or ()) == 1 for item in (name, beside))
     return beside if flat else ""
 
 
-def _is_offsets(name: str, datasets: Mapping[str, DatasetSurvey]) -> bool:
+def _is_offsets(name: str, datasets: Mapping[str, Listed]) -> bool:
     base = name.removesuffix(OFFSETS_SUFFIX)
     return base != name and _offsets_of(base, datasets) == name
 
@@ -142,7 +162,7 @@ def _refuse_short_labels(
     path: Path,
     fitting: Sequence[str],
     samples: Mapping[str, int],
-    datasets: Mapping[str, DatasetSurvey],
+    datasets: Mapping[str, Listed],
 ) -> None:
     """Labels of another length beside the samples are a mistake, not something to leave out."""
     groups = {at.rpartition("/")[0]: at for at in reversed(fitting)}

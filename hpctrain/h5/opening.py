@@ -14,16 +14,19 @@ from hpctrain.h5.manifest import MANIFEST
 from hpctrain.h5.npz import ARRAY_ERRORS, load_npz
 from hpctrain.h5.options import SourceOptions
 from hpctrain.h5.sources import ArraySource, Source, paired
+from hpctrain.h5.tar_members import SPLITS, is_tar
 
 HDF5_SUFFIXES: Final = frozenset({".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4"})
+_ZARR_FILES: Final = ("zarr.json", ".zgroup", ".zarray")  # of version 3, and of version 2
 
 
 def open_source(path: Path, how: SourceOptions | None = None) -> Source:
     """The source that a path is: a table, a folder of class sub-folders of pictures, `.npy` or `.npz` arrays, HDF5
-    files, a packed set.
+    files, a Zarr store, Parquet files, tar archives (WebDataset shards, or of class folders; `x.tar/train` is the
+    folder `train` in one), a packed set. Of most kinds a folder of several is one source.
 
     Raises `UsageError` for a path that is none of these or options that do not fit it, and `DataError` for one that is
-    but cannot be packed (empty, damaged, files missing, lengths that differ).
+    but cannot be packed (empty, damaged, files missing, lengths that differ, beyond the bounds of `how`).
     """
     # Here: Pillow is not needed for arrays, nor h5py for pictures.
     from hpctrain.h5.images import open_image_folder
@@ -38,7 +41,12 @@ def open_source(path: Path, how: SourceOptions | None = None) -> Source:
             "--gray makes other pixels, but --keep-encoded keeps the files as they are; leave out one"
         )
     if not path.exists():
-        raise UsageError(f"{path}: there is no such file or folder")
+        return _open_inside(path, how)
+    if path.is_dir() and (path.suffix == ".zarr" or any((path / name).is_file() for name in _ZARR_FILES)):
+        _refuse_picture_options(how, path)
+        from hpctrain.h5.zarr_source import open_zarr
+
+        return open_zarr(path, how)
     listed = (
         sorted(item for item in path.iterdir() if not item.name.startswith(".")) if path.is_dir() else [path]
     )
@@ -50,15 +58,56 @@ def open_source(path: Path, how: SourceOptions | None = None) -> Source:
     if tables:
         _refuse_fields(how, path)
         return open_table(tables[0], how)
-    arrays = _open_data(path, listed, how)
-    if arrays is not None:
-        return arrays
+    found = _open_data(path, listed, how) or _open_records(path, listed, how)
+    if found is not None:
+        return found
     if path.is_dir():
         _refuse_fields(how, path)
         return open_image_folder(path, how)
     raise UsageError(
         f"{path} cannot be packed; SRC is a folder with a sub-folder of images per class, a table (.csv or .tsv) with "
-        "a column `file`, a .npy or .npz file, a folder of .npy files, an HDF5 file, a folder of those, or a packed set"
+        "a column `file`, a .npy or .npz file, a folder of .npy files, an HDF5 or Parquet file, a tar archive (of "
+        "WebDataset samples or of class folders; .tar, .tar.gz, .tar.bz2 or .tar.xz), a folder of those, a Zarr store, "
+        "or a packed set"
+    )
+
+
+def _open_inside(path: Path, how: SourceOptions) -> Source:
+    """A folder in a tar archive."""
+    for archive in path.parents:
+        if is_tar(archive) and archive.is_file():
+            from hpctrain.h5.tar_source import open_tars
+
+            _refuse_fields(how, path)
+            return open_tars([archive], how, path.relative_to(archive).as_posix())
+    raise UsageError(f"{path}: there is no such file or folder")
+
+
+def _open_records(path: Path, listed: Sequence[Path], how: SourceOptions) -> Source | None:
+    """The source, where a path is files of samples, pictures among them."""
+    tables = _with_suffix(listed, {".parquet"})
+    archives = [] if tables else [item for item in listed if is_tar(item)]
+    files = tables or archives
+    if not files:
+        return None
+    _refuse_fields(how, path)
+    warnings = _left_out([item.name for item in listed if item not in files]) + _joined_splits(files)
+    if archives:
+        from hpctrain.h5.tar_source import open_tars
+
+        return open_tars(archives, how, warnings=warnings)
+    from hpctrain.h5.parquet_source import open_parquet
+
+    return open_parquet(tables, how, warnings)
+
+
+def _joined_splits(paths: Sequence[Path]) -> tuple[str, ...]:
+    """A warning where the names of the files say that they are different parts of a data set."""
+    splits = sorted({word for path in paths for word in path.name.lower().split("-")[:1] if word in SPLITS})
+    if len(splits) < 2:
+        return ()
+    return (
+        f"{paths[0].parent}: {' and '.join(splits)} are joined; to keep them apart, pack each from a folder of its own",
     )
 
 
@@ -132,4 +181,4 @@ def _refuse_picture_options(how: SourceOptions, path: Path) -> None:
 
 def _refuse_fields(how: SourceOptions, path: Path) -> None:
     if how.fields:
-        raise UsageError(f"--field is for HDF5 files, but {path} holds others; leave it out")
+        raise UsageError(f"--field is for HDF5 files and Zarr stores, but {path} is neither; leave it out")

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError, StorageError
-from hpctrain.h5.images import ImageSource
+from hpctrain.h5.images import FilePictures, ImageSource
 from hpctrain.h5.options import SourceOptions
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import check_field_name
@@ -65,7 +65,7 @@ def open_table(path: Path, how: SourceOptions) -> ImageSource:
             arrays[name] = np.array([numbers[cell] for cell in cells], np.int64)
         else:
             arrays[name] = _column(path, name, cells)
-    return ImageSource(images, how, arrays, classes)
+    return ImageSource(FilePictures(images), how, arrays, classes)
 
 
 def _read_table(path: Path) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 from PIL import Image
 
 from hpctrain.errors import DataError, StorageError, UsageError
-from hpctrain.h5 import picture as picture_module
 from hpctrain.h5.opening import open_source
 from hpctrain.h5.pack import PackOptions, SourceOptions, pack, pack_path
 from hpctrain.h5.packed import open_packed
-from hpctrain.h5.picture import decode_image, load_image
+from hpctrain.h5.picture import MAX_PIXELS, decode_image, load_image
 from hpctrain.h5.reader import FileSource, Ragged, read_sample_chunk
+from tests.h5.picture_files import read_each
 
 CIFAR = Path(__file__).parents[2].parent / "shared" / "data" / "cifar10-jpeg.tar"
 
@@ -117,12 +118,12 @@ def test_truncated_pictures_are_named(tmp_path: Path, suffix: str) -> None:
         load_image(tmp_path / f"x{suffix}", None, gray=False)
 
 
-def test_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A bound that small pictures reach: a picture beyond the real one would take seconds to make.
-    monkeypatch.setattr(picture_module, "_MAX_PIXELS", 29)
-    picture(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x.png: 30 pixels, but the bound is 29; scale"):
-        load_image(tmp_path / "x.png", None, gray=False)
+@pytest.mark.parametrize("name", ["x.png", "x.jpg"])
+def test_too_many_pixels(tmp_path: Path, name: str) -> None:
+    picture(tmp_path / "raw" / "a" / name)
+    with pytest.raises(DataError, match=rf"{name}: 30 pixels, but the bound is 29; scale"):
+        pack_path(tmp_path / "raw", tmp_path / "set", how=SourceOptions(max_pixels=29))
+    pack_path(tmp_path / "raw", tmp_path / "set", how=SourceOptions(max_pixels=30))
 
 
 @pytest.mark.parametrize("side", [10_000, 20_000])
@@ -193,6 +194,73 @@ def test_a_file_that_vanishes_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "raw" / "a" / "2.png").unlink()
     with pytest.raises(DataError, match=r"2.png: does not decode as an image .*No such file"):
         pack(source, tmp_path / "set")
+
+
+class TestBadOnes:
+    """Pictures that do not decode are told one by one."""
+
+    def raw(self, root: Path) -> Path:
+        for i in range(7):
+            picture(root / "raw" / "ab"[i % 2] / f"{i}.png", seed=i)
+        (root / "raw" / "a" / "0.png").write_bytes(b"junk")
+        (root / "raw" / "b" / "3.png").write_bytes(b"")
+        return root / "raw"
+
+    @pytest.mark.parametrize("keep", [False, True])
+    def test_of_a_folder(self, tmp_path: Path, keep: bool) -> None:
+        source = open_source(self.raw(tmp_path), SourceOptions(keep_encoded=keep))
+        columns, good, bad = read_each(source)
+        assert good == [1, 2, 3, 4, 6]  # of a: 0, 2, 4, 6; of b: 1, 3, 5
+        assert columns["label"].tolist() == [0, 0, 0, 1, 1]
+        assert len(columns["image"]) == 5
+        assert "a/0.png: " in bad[0]
+        assert "b/3.png: " in bad[5]
+        assert read_each(source, 1, 4)[1:] == ([1, 2, 3], {})
+
+    def test_of_a_table(self, tmp_path: Path) -> None:
+        raw = self.raw(tmp_path)
+        (raw / "t.csv").write_text("file,text\na/0.png,none\na/2.png,two\nb/3.png,\nb/5.png,five\n")
+        columns, good, bad = read_each(open_source(raw))
+        assert (good, list(bad)) == ([1, 3], [0, 2])
+        assert [columns["text"].text(i) for i in range(2)] == ["two", "five"]
+
+    def test_all_of_them(self, tmp_path: Path) -> None:
+        for i in range(3):
+            picture(tmp_path / "raw" / "a" / f"{i}.png").fill(0)
+            (tmp_path / "raw" / "a" / f"{i}.png").write_bytes(b"junk")
+        with pytest.raises(DataError, match=r"a/0.png: does not decode"):
+            open_source(tmp_path / "raw")
+        columns, good, bad = read_each(open_source(tmp_path / "raw", SourceOptions(size=4)))
+        assert (columns["image"].shape, good, list(bad)) == ((0, 4, 4, 3), [], [0, 1, 2])
+
+    def test_one_of_another_size_is_none_of_them(self, tmp_path: Path) -> None:
+        picture(tmp_path / "raw" / "a" / "0.png", (6, 5, 3))
+        picture(tmp_path / "raw" / "a" / "1.png", (7, 5, 3))
+        with pytest.raises(DataError, match="give --size N to scale"):
+            read_each(open_source(tmp_path / "raw"))
+
+    def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
+        picture(tmp_path / "raw" / "a" / "0.png")
+        os.mkfifo(tmp_path / "raw" / "a" / "1.png")
+        assert "1.png: is no regular file" in read_each(open_source(tmp_path / "raw"))[2][1]
+
+
+def test_a_larger_bound_on_pixels_than_that_of_pillow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A bound of Pillow's that small pictures reach, which would be an error beyond twice of it.
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    picture(tmp_path / "raw" / "a" / "0.png")
+    assert open_source(tmp_path / "raw", SourceOptions(max_pixels=30)).read(0, 1)["image"].shape == (
+        1,
+        6,
+        5,
+        3,
+    )
+
+
+def test_bounds_on_pixels_agree() -> None:
+    assert SourceOptions().max_pixels == MAX_PIXELS == Image.MAX_IMAGE_PIXELS
 
 
 @pytest.mark.skipif(not CIFAR.exists(), reason=f"{CIFAR} is not there")
