@@ -2,121 +2,98 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, cast
 
-import typer
+from hpctrain.cli import pack_options as opt
+from hpctrain.cli.progress import amount, display
 
 if TYPE_CHECKING:
     from typing import Literal
 
-    from hpctrain.h5.choose_codec import Choice, Trying
-    from hpctrain.h5.pack import PackReport, Progress
+    from hpctrain.h5.choose_codec import Choice
+    from hpctrain.h5.pack import PackReport, Watch
+    from hpctrain.h5.team import Team
 
-_LINE_INTERVAL_S = 5.0
 _MB = 1e6
 
 
 def pack(
-    src: Annotated[Path, typer.Argument(metavar="SRC", help="What to pack: see above.")],
-    dst: Annotated[
-        Path, typer.Argument(metavar="DST", help="Folder to make; it appears whole or not at all.")
-    ],
-    codec: Annotated[
-        str,
-        typer.Option(
-            help="none, gzip, blosc-lz4, blosc-lz4-bit, blosc-lz4hc, blosc-zstd, blosc-zlib, blosc-blosclz, lz4, zstd; "
-            "or auto: try all on a sample, with several chunk sizes, and take the best."
-        ),
-    ] = "blosc-lz4",
-    storage_gb_per_s: Annotated[
-        float, typer.Option(help="For --codec auto: what the shared filesystem gives one core.")
-    ] = 0.2,
-    chunk_samples: Annotated[
-        int | None,
-        typer.Option(
-            help="Samples per chunk. Default: the largest field fills 1 MiB, or a 64th of a small set (but 64 KiB).",
-            show_default=False,
-        ),
-    ] = None,
-    shard_mib: Annotated[float, typer.Option(help="About how many raw MiB a shard holds.")] = 256.0,
-    size: Annotated[
-        int | None,
-        typer.Option(help="Scale pictures to N x N pixels.", metavar="N", show_default=False),
-    ] = None,
-    gray: Annotated[bool, typer.Option("--gray", help="One channel: pictures are (H, W).")] = False,
-    keep_encoded: Annotated[
-        bool,
-        typer.Option(
-            "--keep-encoded",
-            help="Store JPEG and PNG files as they are, to be decoded while training; with --size N, all must have "
-            "N x N pixels.",
-        ),
-    ] = False,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Of HDF5 files: a dataset to pack, as NAME=/path/in/file or /path; again for more. Default: all whose "
-            "first extent is that of most bytes.",
-            metavar="NAME=PATH",
-            show_default=False,
-        ),
-    ] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            help="float16 or float32: type of float fields. Default: as they come.", show_default=False
-        ),
-    ] = None,
-    keep_bits: Annotated[
-        int | None,
-        typer.Option(
-            help="Round float fields to N bits of mantissa, after --store: relative error at most 2^-(N + 1). "
-            "Default: all bits.",
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
-    on_nan: Annotated[
-        str, typer.Option(help="keep or refuse: values of float fields that are not finite.")
-    ] = "keep",
-    threads: Annotated[int, typer.Option(help="Encoding threads; 0: all cores.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a packed set at DST.")] = False,
+    src: opt.Src,
+    dst: opt.Dst,
+    codec: opt.Codec = "blosc-lz4",
+    storage_gb_per_s: opt.StorageGbPerS = 0.2,
+    chunk_samples: opt.ChunkSamples = None,
+    shard_mib: opt.ShardMib = 256.0,
+    size: opt.Size = None,
+    gray: opt.Gray = False,
+    keep_encoded: opt.KeepEncoded = False,
+    field: opt.FieldPaths = None,
+    store: opt.Store = None,
+    keep_bits: opt.KeepBits = None,
+    map_name: opt.Map = None,
+    clean: opt.Clean = None,
+    num_classes: opt.NumClasses = None,
+    max_pixels: opt.MaxPixels = 89_478_485,
+    max_entries: opt.MaxEntries = 2_000_000,
+    max_archive_gib: opt.MaxArchiveGib = 1024.0,
+    threads: opt.Threads = 0,
+    overwrite: opt.Overwrite = False,
 ) -> None:
     """Pack data files into chunked, compressed HDF5 shards.
 
     SRC is a folder with one sub-folder of images per class; or a table (.csv, .tsv, or a folder with one)
     whose column `file` names images, beside `text`, `label` and other columns; or a .npy file, a folder of
     .npy files, or a .npz file; or an HDF5 file (.h5, .hdf5, .nc), or a folder of them with equal datasets,
-    which are joined; or a packed set, to pack it otherwise. Of arrays and datasets, NAME and NAME_offsets
-    (1-D) make rows of any length, such as token ids.
+    which are joined; or tar archives, of WebDataset samples or of class folders (x.tar/train: one folder in
+    it); or Parquet files; or a Zarr store; or a packed set, to pack it otherwise. Of arrays and datasets,
+    NAME and NAME_offsets (1-D) make rows of any length, such as token ids.
+
+    Started by mpirun or srun, the processes share the work and write the same files as one.
 
     Example: hpctrain pack photos/ packed/ --size 64 --codec blosc-zstd
 
     Example: hpctrain pack run.h5 packed/ --field u=/fields/velocity --keep-bits 10 --codec auto
+
+    Example: mpirun -n 4 hpctrain pack scans/ packed/ --clean undecodable=drop --clean duplicates=drop
     """
+    from hpctrain.h5.mapped import load_function
+    from hpctrain.h5.options import parse_clean
     from hpctrain.h5.pack import PackOptions, SourceOptions, pack_path
 
-    options = PackOptions(
-        codec=codec,
-        chunk_samples=chunk_samples,
-        shard_mib=shard_mib,
-        threads=threads,
-        store=cast("Literal['float16', 'float32'] | None", store),
-        overwrite=overwrite,
-        keep_bits=keep_bits,
-        on_nan=cast("Literal['keep', 'refuse']", on_nan),
-        storage_gb_per_s=storage_gb_per_s,
-    )
-    how = SourceOptions(size, gray, keep_encoded, tuple(field or ()))
-    with _progress() as (progress, trying):
-        report = pack_path(src, dst, options, how, progress, trying)
+    with _team() as team:
+        options = PackOptions(
+            codec=codec,
+            chunk_samples=chunk_samples,
+            shard_mib=shard_mib,
+            threads=threads,
+            store=cast("Literal['float16', 'float32'] | None", store),
+            overwrite=overwrite,
+            keep_bits=keep_bits,
+            storage_gb_per_s=storage_gb_per_s,
+            clean=parse_clean(clean or ()),
+            num_classes=num_classes,
+        )
+        how = SourceOptions(
+            size, gray, keep_encoded, tuple(field or ()), max_pixels, max_entries, max_archive_gib
+        )
+        function = None if map_name is None else (map_name, load_function(map_name, Path.cwd()))
+        with _watch(team) as watch:
+            report = pack_path(src, dst, options, how, watch, team, function)
+    if team.rank == 0:
+        _show(report)
+
+
+def _show(report: PackReport) -> None:
     for warning in report.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if report.cleaning is not None:
+        print("\n".join(report.cleaning.lines()))
     print(summary(report))
 
 
@@ -147,51 +124,44 @@ def choice_table(choice: Choice) -> str:
     return "\n".join([*lines, "", f"rule: {choice.rule}; storage {choice.storage_gb_per_s:g} GB/s per core"])
 
 
-def _show_choice(choice: Choice) -> None:
-    if len(choice.trials) == choice.planned:
-        print(choice_table(choice), file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def _team() -> Iterator[Team]:
+    """The processes of this launch."""
+    from hpctrain.h5.team import Alone, launched_processes
 
-
-@contextmanager
-def _progress() -> Iterator[tuple[Progress, Trying]]:
-    """A bar on a terminal, else a line every few seconds; both on standard error."""
-    if not sys.stderr.isatty():
-        yield _lines(time.monotonic), _show_choice
+    num_processes = launched_processes(os.environ)
+    if num_processes == 1:
+        yield Alone()
         return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
+    # By name: the import contract holds MPI off this package, and it is loaded here only where a launcher started it.
+    packing = importlib.import_module("hpctrain.comm.packing")
+    with packing.packing_team(num_processes) as team:
+        yield team
 
-    with Bar(console=Console(stderr=True), transient=True, redirect_stderr=True) as bar:
-        task = bar.add_task("packing", total=None)
 
-        def show(done: int, total: int, raw_bytes: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"packing {raw_bytes / _MB:.0f} MB")
+@contextlib.contextmanager
+def _watch(team: Team) -> Iterator[Watch]:
+    """Shows how far the pack is, on process 0."""
+    from hpctrain.h5.pack import Watch
+
+    if team.rank:
+        yield Watch()
+        return
+    with display() as show:
+
+        def packing(done: int, total: int, raw_bytes: int) -> None:
+            def words(elapsed_s: float) -> str:
+                return f"{done} of {total} samples, {raw_bytes / _MB / max(elapsed_s, 1e-9):.1f} MB/s"
+
+            show("packing", done, total, words)
 
         def trying(choice: Choice) -> None:
-            bar.update(
-                task,
-                completed=len(choice.trials),
-                total=choice.planned,
-                description=f"tried {choice.trials[-1].codec}",
-            )
-            _show_choice(choice)
+            done = len(choice.trials)
+            show("trying codecs", done, choice.planned, lambda _: f"{choice.trials[-1].codec}")
+            if done == choice.planned:
+                print(choice_table(choice), file=sys.stderr, flush=True)
 
-        yield show, trying
+        def checking(done: int, total: int) -> None:
+            show("checking", done, total, lambda elapsed_s: amount(done, total, "samples", elapsed_s))
 
-
-def _lines(clock: Callable[[], float]) -> Progress:
-    started_s: float | None = None  # from the first call on: a choice of codec may come before
-    last_s = 0.0
-
-    def show(done: int, total: int, raw_bytes: int) -> None:
-        nonlocal started_s, last_s
-        now_s = clock()
-        if started_s is None:
-            started_s = last_s = now_s
-        if now_s - last_s < _LINE_INTERVAL_S:
-            return
-        last_s = now_s
-        rate = raw_bytes / _MB / (now_s - started_s)
-        print(f"packed {done} of {total} samples, {rate:.1f} MB/s", file=sys.stderr, flush=True)
-
-    return show
+        yield Watch(packing, trying, checking)

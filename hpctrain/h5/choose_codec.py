@@ -100,7 +100,7 @@ def choose_codec(
     """
     plain = dataclasses.replace(options, codec="none")
     layouts = _layouts(source, plain)
-    spans = _spans(source, plain, max(layouts, key=lambda layout: layout.chunk_samples))
+    spans = _spans(source, max(layouts, key=lambda layout: layout.chunk_samples))
     sampled_bytes = sum(_bytes(values) for columns in spans for values in columns.values())
     choice = Choice((), len(layouts) * len(codecs), options.storage_gb_per_s, sampled_bytes)
     with ThreadPoolExecutor(options.threads or len(os.sched_getaffinity(0))) as pool:
@@ -129,15 +129,13 @@ def _layouts(source: Source, options: PackOptions) -> list[Layout]:
     ]
 
 
-def _spans(source: Source, options: PackOptions, layout: Layout) -> list[Columns]:
+def _spans(source: Source, layout: Layout) -> list[Columns]:
     """Runs of samples, evenly spread, each as long as the largest chunk."""
     length = layout.chunk_samples
     span_bytes = max(1, layout.raw_bytes * length // layout.num_samples)
     count = max(1, min(_SAMPLED_BYTES // span_bytes, layout.num_samples // length))
     starts = np.linspace(0, layout.num_samples - length, count).astype(np.int64)
-    return [
-        stored_columns(source, layout.fields, options, int(start), int(start) + length) for start in starts
-    ]
+    return [stored_columns(source, layout.fields, int(start), int(start) + length) for start in starts]
 
 
 def _bytes(values: npt.NDArray[Any] | Ragged) -> int:

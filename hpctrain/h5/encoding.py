@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError
+from hpctrain.h5.cleaning import sample_numbers
 from hpctrain.h5.fields import Field
 from hpctrain.h5.layout import Layout, chunk_pipeline
-from hpctrain.h5.options import PackOptions
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.rounding import round_mantissa
 from hpctrain.h5.sources import Columns, Source
@@ -32,8 +32,8 @@ class EncodedChunk:
 class Encoder:
     """Reads and encodes the sample chunks of a layout; used by several threads at once."""
 
-    def __init__(self, source: Source, layout: Layout, options: PackOptions) -> None:
-        self._source, self._layout, self._options = source, layout, options
+    def __init__(self, source: Source, layout: Layout) -> None:
+        self._source, self._layout = source, layout
         self._pipelines = {
             name: chunk_pipeline(item, (layout.chunk_samples, *item.sample_shape))
             for name, item in layout.fields.items()
@@ -44,7 +44,7 @@ class Encoder:
         """The sample chunk that begins at sample `start`."""
         layout = self._layout
         stop = min(start + layout.chunk_samples, layout.num_samples)
-        columns = stored_columns(self._source, layout.fields, self._options, start, stop)
+        columns = stored_columns(self._source, layout.fields, start, stop)
         raw_bytes, dense, ragged, moments = 0, {}, {}, {}
         for name, values in columns.items():
             if isinstance(values, Ragged):
@@ -57,18 +57,17 @@ class Encoder:
         return EncodedChunk(stop - start, raw_bytes, dense, ragged, moments)
 
 
-def stored_columns(
-    source: Source, fields: dict[str, Field], options: PackOptions, start: int, stop: int
-) -> Columns:
+def stored_columns(source: Source, fields: dict[str, Field], start: int, stop: int) -> Columns:
     """Samples [start, stop) as they are stored; `fields` are those of the layout.
 
-    Raises `DataError` for values that the stored type cannot hold, and by the policy of `options.on_nan`.
+    Raises `DataError` for values that the stored type cannot hold.
     """
     columns = source.read(start, stop)
+    numbers = sample_numbers(source, start, stop)
     for name, item in fields.items():
         values = columns[name]
         if not isinstance(values, Ragged):
-            columns[name] = _stored(values, item, start, options)
+            columns[name] = _stored(values, item, numbers)
     return {name: columns[name] for name in fields}
 
 
@@ -81,25 +80,23 @@ def padded(values: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
     return full
 
 
-def _stored(values: npt.NDArray[Any], item: Field, start: int, options: PackOptions) -> npt.NDArray[Any]:
-    """`values` in the stored type, rounded. `start`: id of the first sample."""
-    if item.dtype.kind == "f" and options.on_nan == "refuse" and not np.isfinite(values).all():
-        where = np.argwhere(~np.isfinite(values))[0]
-        raise DataError(
-            f"field {item.name!r}, sample {start + where[0]}: {values[tuple(where)]} is not finite; "
-            "mend the source, or allow it with --on-nan keep"
-        )
+def _stored(values: npt.NDArray[Any], item: Field, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """`values` in the stored type, rounded. `numbers`: of the samples."""
     with np.errstate(over="ignore"):
         stored = values.astype(item.dtype, copy=False)
-    _refuse_overflow(values, stored, item, start, "scale the field or leave out --store")
+    _refuse_overflow(values, stored, item, numbers, "scale the field or leave out --store")
     if item.keep_bits is not None:
         stored = round_mantissa(stored, item.keep_bits)
-        _refuse_overflow(values, stored, item, start, "keep more bits with --keep-bits, or scale the field")
+        _refuse_overflow(values, stored, item, numbers, "keep more bits with --keep-bits, or scale the field")
     return stored
 
 
 def _refuse_overflow(
-    values: npt.NDArray[Any], stored: npt.NDArray[Any], item: Field, start: int, mend: str
+    values: npt.NDArray[Any],
+    stored: npt.NDArray[Any],
+    item: Field,
+    numbers: npt.NDArray[np.int64],
+    mend: str,
 ) -> None:
     """Refuse finite values that have become infinite."""
     if stored is values or item.dtype.kind != "f":
@@ -108,6 +105,6 @@ def _refuse_overflow(
     if lost.any():
         where = np.argwhere(lost)[0]
         raise DataError(
-            f"field {item.name!r}, sample {start + where[0]}: {values[tuple(where)]} is beyond {item.dtype.name} "
+            f"field {item.name!r}, sample {numbers[where[0]]}: {values[tuple(where)]} is beyond {item.dtype.name} "
             f"(largest {np.finfo(item.dtype).max}); {mend}"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -13,6 +13,7 @@ from hpctrain.h5.rounding import MANTISSA_BITS
 
 if TYPE_CHECKING:
     from hpctrain.h5.choose_codec import Choice
+    from hpctrain.h5.cleaning import CleaningReport
 
 DEFAULT_CODEC: Final = "blosc-lz4"
 AUTO: Final = "auto"
@@ -20,6 +21,9 @@ AUTO: Final = "auto"
 DEFAULT_STORAGE_GB_PER_S: Final = 0.2  # a 200 Gb/s link shared by 128 cores
 _MAX_SHARD_MIB: Final = 1e12  # 2^60 bytes: no file system holds a larger file
 _MAX_THREADS: Final = 1024
+KINDS: Final = ("undecodable", "nonfinite", "duplicates", "empty_text", "labels")
+"""What can be wrong with a sample: see `PackOptions.clean`."""
+ACTIONS: Final = ("drop", "keep", "fatal")
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,14 @@ class PackOptions:
     `codec`: one of `CODECS`, or "auto". `chunk_samples` None: the fewest samples whose largest field fills 1 MiB (in a
     small set a 64th of that field, but 64 KiB at least). `shard_mib`: about how many raw MiB a shard holds (at least
     one chunk; by the mean where rows differ in length). `threads` 0: all cores of the process. `store`: type of float
-    fields; None: as they come. `keep_bits`: mantissa bits of float fields, after `store`; None: all. `on_nan`
-    "refuse": values that are not finite are an error. `storage_gb_per_s`: what the shared filesystem gives one core,
-    for "auto".
+    fields; None: as they come. `keep_bits`: mantissa bits of float fields, after `store`; None: all.
+    `storage_gb_per_s`: what the shared filesystem gives one core, for "auto".
+
+    `clean`: kinds of bad samples to look for, and what to do with them: "drop", "keep" (only count) or "fatal" (an
+    error). "undecodable": cannot be read (looked for in any case, and fatal); "nonfinite": NaN or infinite values in a
+    float field; "duplicates": equal in all fields to a sample before; "empty_text": a text field is empty or white
+    space; "labels": the field `label` is negative, or not below `num_classes` (None: the number of classes, where the
+    source names them). Of what is not mentioned nothing is looked for, and all is kept.
     """
 
     codec: str = DEFAULT_CODEC
@@ -41,8 +50,9 @@ class PackOptions:
     store: Literal["float16", "float32"] | None = None
     overwrite: bool = False
     keep_bits: int | None = None
-    on_nan: Literal["keep", "refuse"] = "keep"
     storage_gb_per_s: float = DEFAULT_STORAGE_GB_PER_S
+    clean: Mapping[str, str] = field(default_factory=dict)
+    num_classes: int | None = None
 
     def __post_init__(self) -> None:
         if self.codec not in (*CODECS, AUTO):
@@ -65,10 +75,36 @@ class PackOptions:
                 f"keep-bits is {self.keep_bits}, but must be at least 1 and at most the mantissa's bits "
                 "(float16: 10, float32: 23, float64: 52)"
             )
-        if self.on_nan not in ("keep", "refuse"):
-            raise UsageError(f"on-nan is {self.on_nan!r}, but must be keep or refuse")
         if not 0 < self.storage_gb_per_s < float("inf"):
             raise UsageError(f"storage-gb-per-s is {self.storage_gb_per_s}, but must be above 0 and finite")
+        _check_clean(self.clean)
+        if self.num_classes is not None and self.num_classes < 1:
+            raise UsageError(f"num-classes is {self.num_classes}, but must be at least 1")
+        if self.num_classes is not None and "labels" not in self.clean:
+            raise UsageError("num-classes is for --clean labels=ACTION; give that, too")
+
+
+def _check_clean(clean: Mapping[str, str]) -> None:
+    for kind, action in clean.items():
+        if kind not in KINDS:
+            raise UsageError(f"clean: {kind!r} is unknown; choose one of: {', '.join(KINDS)}")
+        if action not in ACTIONS:
+            raise UsageError(f"clean: {kind}={action!r}, but must be one of: {', '.join(ACTIONS)}")
+    if clean.get("undecodable") == "keep":
+        raise UsageError("clean: what is undecodable cannot be kept; choose drop or fatal")
+
+
+def parse_clean(texts: Sequence[str]) -> dict[str, str]:
+    """`KIND=ACTION` as `PackOptions.clean` has it; raises `UsageError` for anything else, or a kind given twice."""
+    clean: dict[str, str] = {}
+    for text in texts:
+        kind, equals, action = text.partition("=")
+        if not equals or kind in clean:
+            why = "is given twice" if equals else "is not KIND=ACTION"
+            raise UsageError(f"clean: {text!r} {why}; write for example --clean nonfinite=drop")
+        clean[kind] = action
+    _check_clean(clean)
+    return clean
 
 
 @dataclass(frozen=True)
@@ -78,12 +114,24 @@ class SourceOptions:
     For pictures: `size` (pixels) scales them to size x size; `gray` makes one channel; `keep_encoded` keeps the bytes
     of the files (`size` is then what they must have). For HDF5 files: `fields` are `NAME=/path/in/file`, or only the
     path, whose last part is the name then; none: those that fit together.
+
+    Bounds on what is believed: `max_pixels` of one picture; `max_entries` of one archive, and `max_archive_gib` that
+    its entries may hold together once unpacked. What goes beyond is refused with `DataError`.
     """
 
     size: int | None = None
     gray: bool = False
     keep_encoded: bool = False
     fields: tuple[str, ...] = ()
+    max_pixels: int = 89_478_485  # what Pillow warns from: 256 MiB of RGB
+    max_entries: int = 2_000_000
+    max_archive_gib: float = 1024.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_pixels", "max_entries", "max_archive_gib"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise UsageError(f"{name.replace('_', '-')} is {value}, but must be above 0 and finite")
 
 
 @dataclass(frozen=True)
@@ -91,6 +139,7 @@ class PackReport:
     """What was packed; sizes in bytes, time in seconds.
 
     `keep_bits`: names of the fields that were rounded, and to how many mantissa bits. `choice`: with codec "auto".
+    `cleaning`: what was found, where anything was looked for.
     """
 
     root: Path
@@ -105,3 +154,4 @@ class PackReport:
     codec: str = ""
     keep_bits: Mapping[str, int] = field(default_factory=dict)
     choice: Choice | None = None
+    cleaning: CleaningReport | None = None

@@ -9,6 +9,7 @@ until it has not changed for a week.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import re
@@ -21,17 +22,22 @@ from pathlib import Path
 
 from hpctrain.durable import fsync_path
 from hpctrain.errors import StorageError, UsageError
+from hpctrain.resilience.faults import fault_point
 
 _FORGOTTEN_S = 7 * 86_400.0
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @contextlib.contextmanager
-def publishing(target: Path, marker: str, overwrite: bool = False) -> Iterator[Path]:
+def publishing(
+    target: Path, marker: str, overwrite: bool = False, point: str = "pack.write"
+) -> Iterator[Path]:
     """Give a temporary directory; rename it to `target` when the block ends, remove it when the block raises.
 
     An existing `target` is replaced only with `overwrite`, and only if it holds the file `marker` (so that a
-    mistyped name cannot delete something else). Raises `UsageError` for a target that cannot be used,
-    `StorageError` when the directory cannot be made or renamed.
+    mistyped name cannot delete something else). `point`: the fault point before each rename. Raises `UsageError` for a
+    target that cannot be used, `StorageError` when the directory cannot be made or renamed.
     """
     target = target.absolute()
     check_target(target, marker, overwrite)
@@ -42,7 +48,7 @@ def publishing(target: Path, marker: str, overwrite: bool = False) -> Iterator[P
         yield partial
         fsync_tree(partial)
         check_target(target, marker, overwrite)
-        _move(partial, target)
+        _move(partial, target, point)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -95,22 +101,44 @@ def check_target(target: Path, marker: str, overwrite: bool) -> None:
         raise UsageError(f"{target} exists already; choose another name, or replace it with --overwrite")
 
 
-def _move(partial: Path, target: Path) -> None:
-    """Rename into place; what stood there is moved aside first and deleted last."""
-    aside = _sibling(target, "replaced")
+def _move(partial: Path, target: Path, point: str) -> None:
+    """Rename into place; what stood there is exchanged for it in one step, and deleted last."""
+    old = partial
     try:
-        try:
-            if target.exists():
-                target.rename(aside)
+        fault_point(point)
+        if not target.exists():
             partial.rename(target)
-        except BaseException:  # Ctrl-C between the two, too
-            if aside.exists() and not os.path.lexists(target):
-                aside.rename(target)
-            raise
+        elif not _exchange(partial, target):
+            old = _move_aside(partial, target, point)
         _fsync(target.parent)
     except OSError as error:
         raise StorageError(f"{target}: cannot be put into place: {error.strerror or error}") from error
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two names (renameat2, Linux); False where the filesystem cannot, as NFS."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # another libc
+        return False
+    return bool(
+        function(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0
+    )
+
+
+def _move_aside(partial: Path, target: Path, point: str) -> Path:
+    """Rename in two steps, between which a kill leaves no target: the next one that publishes puts it back."""
+    aside = _sibling(target, "replaced")
+    try:
+        target.rename(aside)
+        fault_point(point)
+        partial.rename(target)
+    except BaseException:  # Ctrl-C between the two, too
+        if aside.exists() and not os.path.lexists(target):
+            aside.rename(target)
+        raise
+    return aside
 
 
 def _clean_up(target: Path) -> None:

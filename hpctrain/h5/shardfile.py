@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hpctrain.resilience.faults import fault_point
+
 
 class ShardFile:
     """A new file for h5py's `fileobj` driver; `path` must not exist."""
@@ -57,6 +59,7 @@ class ShardFile:
         try:
             done = 0 if self._error is None else len(data)
             while done < len(data):
+                fault_point("pack.write")
                 done += os.pwrite(self._descriptor, data[done:], self._position + done)
         except BaseException as error:  # noqa: BLE001  (kept for `check`; a signal may arrive in here, too)
             self._error = error

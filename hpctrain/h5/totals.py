@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +18,24 @@ from hpctrain.h5.packed import identity_of
 from hpctrain.h5.stats import Moments, channels_of
 from hpctrain.h5.writer import DatasetWriter
 
+Dataset = tuple[str, tuple[int, ...], np.dtype[Any], npt.NDArray[np.uint64]]
+"""Name, shape, type, and the digests of the chunks."""
+
 
 @dataclass
-class Totals:
-    """Sums over chunks and shards; `encoded_bytes` counts the values of ragged fields raw, they are encoded later."""
+class ShardTotals:
+    """Sums over the chunks of one shard.
 
+    `encoded_bytes` counts the values of ragged fields raw: they are encoded later.
+    """
+
+    number: int
     samples: int = 0
     raw_bytes: int = 0
     encoded_bytes: int = 0
     stored_bytes: int = 0
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    datasets: list[tuple[str, tuple[int, ...], np.dtype[Any], npt.NDArray[np.uint64]]] = field(
-        default_factory=list
-    )
+    entry: dict[str, Any] = field(default_factory=dict)
+    datasets: list[Dataset] = field(default_factory=list)
     moments: dict[str, Moments] = field(default_factory=dict)
 
     def add(self, chunk: EncodedChunk) -> None:
@@ -39,17 +44,29 @@ class Totals:
         self.raw_bytes += chunk.raw_bytes
         self.encoded_bytes += sum(len(stored) for stored in chunk.dense.values())
         self.encoded_bytes += sum(rows.values.nbytes for rows in chunk.ragged.values())
-        for name, moments in chunk.moments.items():
-            before = self.moments.get(name)
-            self.moments[name] = moments if before is None else before.merged(moments)
+        _merge(self.moments, chunk.moments)
 
-    def add_shard(self, name: str, rows: int, file_bytes: int, datasets: Sequence[DatasetWriter]) -> None:
-        """Count a shard that was finished."""
-        self.shards.append({"file": name, "num_samples": rows, "bytes": file_bytes})
-        self.stored_bytes += sum(item.stored_bytes for item in datasets)
-        self.datasets += [
+    def finish(self, name: str, file_bytes: int, datasets: Sequence[DatasetWriter]) -> None:
+        """The shard is written."""
+        self.entry = {"file": name, "num_samples": self.samples, "bytes": file_bytes}
+        self.stored_bytes = sum(item.stored_bytes for item in datasets)
+        self.datasets = [
             (item.name, item.shape, item.dtype, np.array(item.digests, np.uint64)) for item in datasets
         ]
+
+
+class Totals:
+    """Sums over all shards, in their order: sums of floats depend on it, and who wrote which shard must not matter."""
+
+    def __init__(self, shards: Iterable[ShardTotals]) -> None:
+        ordered = sorted(shards, key=lambda item: item.number)
+        self.raw_bytes = sum(item.raw_bytes for item in ordered)
+        self.stored_bytes = sum(item.stored_bytes for item in ordered)
+        self.shards = [item.entry for item in ordered]
+        self.datasets = [dataset for item in ordered for dataset in item.datasets]
+        self.moments: dict[str, Moments] = {}
+        for item in ordered:
+            _merge(self.moments, item.moments)
 
     def not_finite(self) -> list[str]:
         """Fields with values that are not finite."""
@@ -87,6 +104,11 @@ class Totals:
             "keep_bits": item.keep_bits,
             "encoding": item.encoding,
         }
+
+
+def _merge(into: dict[str, Moments], moments: Mapping[str, Moments]) -> None:
+    for name, item in moments.items():
+        into[name] = into[name].merged(item) if name in into else item
 
 
 def _number(value: npt.NDArray[np.float64], item: Field) -> list[float] | float | None:

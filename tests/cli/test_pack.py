@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hpctrain.cli import main
-from hpctrain.cli.pack import _lines, pack
+from hpctrain.cli.pack import pack
 from hpctrain.h5.codecs import CODECS
 from hpctrain.h5.packed import open_packed
 from tests.support import ROOT, hpctrain
@@ -71,9 +71,9 @@ def test_hdf5_fields_and_policies(tmp_path: Path, capsys: pytest.CaptureFixture[
         file["run/v"] = np.arange(3)
     command = ["pack", str(tmp_path / "x.h5"), str(tmp_path / "set")]
     with pytest.raises(SystemExit) as ended:
-        main([*command, "--on-nan", "refuse"])
+        main([*command, "--clean", "nonfinite=fatal"])
     assert ended.value.code == 65
-    assert "field 'u', sample 1: nan is not finite" in capsys.readouterr().err
+    assert "sample 1: field 'u': nan is not finite; mend the source" in capsys.readouterr().err
     main_ok([*command, "--field", "speed=/run/u", "--field", "/run/v"])
     assert list(open_packed(tmp_path / "set").fields) == ["speed", "v"]
     assert "'speed' has values that are not finite" in capsys.readouterr().err
@@ -169,10 +169,53 @@ def test_progress_is_a_bar_on_a_terminal(raw: Path, tmp_path: Path) -> None:
     assert b"500 samples" in out
 
 
-def test_progress_is_a_line_every_few_seconds_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    now_s = 0.0
-    show = _lines(lambda: now_s)
-    for second in range(12):
-        now_s = float(second)
-        show(second, 12, second * 2_000_000)
-    assert capsys.readouterr().err == "packed 5 of 12 samples, 2.0 MB/s\npacked 10 of 12 samples, 2.0 MB/s\n"
+def test_cleaning_and_a_function_are_reported(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cli_features.py").write_text("def sign(sample):\n    return {'up': sample['data'][0] > 0}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    command = ["pack", str(raw), str(tmp_path / "set"), "--map", "cli_features:sign"]
+    main_ok([*command, "--clean", "duplicates=drop", "--clean", "labels=drop"])
+    out, err = capsys.readouterr()
+    assert "warning: --clean labels=drop looked at nothing: no field `label` holds integers" in err
+    lines = out.splitlines()
+    assert lines[0] == "cleaning: 2 of 500 samples kept"
+    assert lines[1].startswith("  duplicates: 498 dropped; sample ")
+    assert lines[2:4] == ["  labels: 0 dropped", "  map: 0 dropped"]
+    assert lines[4].startswith(f"{tmp_path}/set: 2 samples in 1 shards")
+    assert open_packed(tmp_path / "set").fields["up"].dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--clean", "nan=drop"], "clean: 'nan' is unknown"),
+        (["--map", "nowhere:f"], "--map 'nowhere:f': importing nowhere failed"),
+        (["--num-classes", "3"], "num-classes is for --clean labels=ACTION"),
+        (["--max-pixels", "0"], "max-pixels is 0, but must be above 0"),
+    ],
+)
+def test_wrong_options_of_cleaning(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pack", str(raw), str(tmp_path / "set"), *arguments])
+    assert ended.value.code == 64
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_of_mpi_is_loaded_for_one_process() -> None:
+    code = (
+        "import sys\nfrom hpctrain.cli import main\ntry:\n    main(['pack', 'nowhere', 'set'])\n"
+        "except SystemExit: pass\nprint('hpctrain.h5.pack' in sys.modules, 'mpi4py' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "True False\n"

@@ -12,7 +12,7 @@ from hpctrain.errors import UsageError
 from hpctrain.h5 import choose_codec as module
 from hpctrain.h5.choose_codec import Choice, Trial, choose_codec
 from hpctrain.h5.codecs import CODECS
-from hpctrain.h5.pack import PackOptions, pack, pack_arrays
+from hpctrain.h5.pack import PackOptions, Watch, pack, pack_arrays
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import ArraySource, Columns
@@ -111,7 +111,7 @@ def test_a_target_that_cannot_be_used_is_refused_before_the_trials(tmp_path: Pat
             ArraySource({"wave": wave(5)}),
             tmp_path / "set",
             PackOptions("auto"),
-            trying=lambda _: pytest.fail("tried"),
+            Watch(trying=lambda _: pytest.fail("tried")),
         )
 
 

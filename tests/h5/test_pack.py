@@ -18,7 +18,7 @@ from hpctrain.errors import DataError, StorageError, UsageError
 from hpctrain.h5.codecs import CODECS
 from hpctrain.h5.layout import plan_layout
 from hpctrain.h5.options import PackOptions
-from hpctrain.h5.pack import pack, pack_arrays, pack_path
+from hpctrain.h5.pack import Watch, pack, pack_arrays, pack_path
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.shardfile import ShardFile
@@ -100,10 +100,13 @@ def test_values_that_are_not_finite_give_no_statistics_and_a_warning(tmp_path: P
 def test_values_that_are_not_finite_can_be_refused(tmp_path: Path, value: float) -> None:
     wave = np.ones((20, 3))
     wave[13, 1] = value
-    with pytest.raises(DataError, match=rf"'wave', sample 13: {value} is not finite; .* --on-nan keep"):
-        pack_arrays({"wave": wave}, tmp_path / "set", PackOptions(chunk_samples=4, on_nan="refuse"))
+    fatal = {"nonfinite": "fatal"}
+    with pytest.raises(
+        DataError, match=rf"sample 13: field 'wave': {value} is not finite; .* nonfinite=keep"
+    ):
+        pack_arrays({"wave": wave}, tmp_path / "set", PackOptions(chunk_samples=4, clean=fatal))
     assert list(tmp_path.iterdir()) == []
-    pack_arrays({"wave": np.ones(5), "label": np.arange(5)}, tmp_path / "set", PackOptions(on_nan="refuse"))
+    pack_arrays({"wave": np.ones(5), "label": np.arange(5)}, tmp_path / "set", PackOptions(clean=fatal))
 
 
 def test_float_fields_are_stored_as_asked(tmp_path: Path) -> None:
@@ -208,7 +211,6 @@ class TestLayout:
         ({"shard_mib": 1e308}, r"shard-mib is 1e\+308, but must be"),
         ({"threads": -1}, "threads is -1, but must be at least 0"),
         ({"threads": 10**6}, r"threads is 1000000, but must be at least 0 .* and at most 1024"),
-        ({"on_nan": "drop"}, "on-nan is 'drop', but must be keep or refuse"),
         ({"store": "float8"}, "store is 'float8', but must be float16 or float32"),
     ],
 )
@@ -295,7 +297,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         Counting({"x": np.zeros((500, 10))}),
         tmp_path / "set",
         PackOptions(chunk_samples=1, threads=3),
-        progress,
+        Watch(progress),
     )
     assert read == written == 500
     assert most <= 2 * 3 + 1
@@ -325,7 +327,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
         ArraySource(arrays()),
         tmp_path / "set",
         PackOptions(chunk_samples=70),
-        lambda *call: calls.append(call),
+        Watch(lambda *call: calls.append(call)),
     )
     assert [call[0] for call in calls] == [70, 140, 210, 280, 300]
     assert calls[-1] == (300, 300, report.raw_bytes)

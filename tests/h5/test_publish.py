@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hpctrain.h5 import publish
 from hpctrain.h5.pack import PackOptions, pack_arrays
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.publish import _here, publishing
+from hpctrain.resilience import faults
 
 DEADLINE_S = 60
 DEAD = "999999999-0123abcd"  # a process number beyond the kernel's largest
@@ -26,7 +28,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 SLOW_PACK = """
 import sys, time, numpy as np
 from pathlib import Path
-from hpctrain.h5.pack import PackOptions, pack
+from hpctrain.h5.pack import PackOptions, Watch, pack
 from hpctrain.h5.sources import ArraySource
 
 def slow(done, total, raw_bytes):
@@ -35,7 +37,7 @@ def slow(done, total, raw_bytes):
     time.sleep(0.02)
 
 arrays = {"x": np.random.default_rng(0).integers(0, 256, (100_000, 1000), dtype=np.uint8)}
-pack(ArraySource(arrays), Path(sys.argv[1]), PackOptions(chunk_samples=10, shard_mib=0.1), slow)
+pack(ArraySource(arrays), Path(sys.argv[1]), PackOptions(chunk_samples=10, shard_mib=0.1), Watch(slow))
 """
 FULL_DISK = """
 import sys, numpy as np
@@ -223,6 +225,7 @@ def test_an_interrupt_between_the_renames_of_an_overwrite_is_undone(
             raise error
         return rename(path, target)
 
+    monkeypatch.setattr(publish, "_exchange", lambda first, second: False)  # a filesystem that cannot, as NFS
     # A signal cannot be made to arrive between two system calls.
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StorageError):
@@ -306,3 +309,60 @@ def test_no_space_left_while_packing(tmp_path: Path, codec: str, shard_mib: str,
     assert "No space left on device" in message
     assert "the whole set needs about" in message
     assert "nothing was left behind; make room" in message
+
+
+FAULTY_PACK = """
+import sys, numpy as np
+from pathlib import Path
+from hpctrain.h5.pack import PackOptions, pack_arrays
+from hpctrain.resilience import faults
+
+def pack(root):
+    options = PackOptions(chunk_samples=10, shard_mib=0.002, overwrite=True, clean={"duplicates": "drop"})
+    pack_arrays({"x": np.arange(400.0), "y": np.arange(400)}, root, options)
+
+if __name__ == "__main__":
+    faults.configure(0, 0)
+    pack(Path(sys.argv[1]))
+"""
+
+
+def faulty_pack(target: Path, rules: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", FAULTY_PACK, str(target)],
+        env={**ENVIRONMENT, "HPCTRAIN_FAULTS": rules},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def passages_of_a_pack(root: Path) -> int:
+    """How often a pack passes its fault point."""
+    names: dict[str, Any] = {}
+    exec(FAULTY_PACK, names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCTRAIN_FAULTS", "raise@pack.write:nth=999999")
+        faults.configure(0, 0)
+        names["pack"](root)
+        passages = faults._rules[0].passages
+        patch.delenv("HPCTRAIN_FAULTS")
+        faults.configure(0, 0)
+    return passages
+
+
+def test_a_kill_at_any_write_leaves_the_old_set_and_the_next_pack_mends_all(tmp_path: Path) -> None:
+    """The last passages: both files of JSON, and the rename."""
+    target = tmp_path / "set"
+    small(target)
+    passages = passages_of_a_pack(tmp_path / "other")
+    assert passages > 50
+    for nth in (1, passages // 2, passages - 1, passages):
+        done = faulty_pack(target, f"kill@pack.write:nth={nth}")
+        assert done.returncode == -signal.SIGKILL
+        assert value_in(target) == 1
+        assert len(list(tmp_path.glob(".set.*"))) == 1
+    small(target, 2, overwrite=True)
+    assert value_in(target) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "set"]

@@ -47,7 +47,10 @@ def restore(
     if [item.name for item in generation.files].count(MANIFEST) != 1:
         raise DataError(f"{generation.label} holds no {MANIFEST}: it is not a generation of a packed set")
     counter = Counter(progress, generation.num_bytes)
-    with publishing(target, MANIFEST, overwrite) as partial, storage(target, "restoring"):
+    with (
+        publishing(target, MANIFEST, overwrite, point="restore.write") as partial,
+        storage(target, "restoring"),
+    ):
         lost = [
             words for recipe in generation.files for words in _write_file(partial, recipe, store, counter)
         ]
