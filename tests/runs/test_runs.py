@@ -319,6 +319,18 @@ def test_no_space_on_the_node_costs_one_warning(tmp_path: Path, data: Path, pair
     assert result(tmp_path / "run")["state_digest"] == pair["state_digest"]
 
 
+def test_a_dead_agent_costs_a_warning_and_no_bits(tmp_path: Path, data: Path, pair: dict[str, Any]) -> None:
+    done = train(toy_run(tmp_path, data), RANKS, tmp_path / "run", "kill@staging.write:nth=9")
+    assert done.returncode == 0, done.stderr
+    found = result(tmp_path / "run")
+    assert (found["restarts"], found["state_digest"]) == (0, pair["state_digest"])
+    for rank in range(RANKS):
+        warnings = [
+            event["message"] for event in events(tmp_path / "run", 1, rank) if event["kind"] == "warning"
+        ]
+        assert sum("staging agent" in message for message in warnings) == 1, warnings
+
+
 def copy_of(data: Path, folder: Path) -> Path:
     shutil.copytree(data, folder / "data")
     return folder / "data"

@@ -88,6 +88,10 @@ def test_killed_or_not_and_on_other_ranks(tmp_path: Path, files: Path) -> None:
     assert other["restarts"] == 1
     assert other["state_digest"] == found["state_digest"]
     assert result(alone)["samples_digest"] == found["samples_digest"]
+    assert found["staging"]["shared_bytes"] > 0
+    assert other["staging"]["shared_bytes"] == result(alone)["staging"]["shared_bytes"] == 0, (
+        "all was staged before"
+    )
     events = read_events(whole / "attempts" / "a0001" / "events" / "rank-0.jsonl")
     check_what_it_says_of_itself(events)
 
@@ -96,7 +100,8 @@ def check_what_it_says_of_itself(events: list[dict[str, Any]]) -> None:
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         by_kind.setdefault(event["kind"], []).append(event)
-    assert any("no staging" in event["message"] for event in by_kind["warning"])
+    assert any("no digests of their chunks" in event["message"] for event in by_kind["warning"])
+    assert by_kind["staging"][-1]["present_bytes"] == by_kind["staging"][-1]["total_bytes"] > 0
     (mixing,) = by_kind["mixing"]
     assert 0 < mixing["mixing"] <= 1
     assert mixing["read_amplification"] >= 1

@@ -10,10 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from hpctrain.h5.packed import open_packed
 from hpctrain.minicluster import faults
+from hpctrain.staging.stored import file_keys_of, stored_chunks
 from tests.slurm.lab import Lab, job_environment
 from tests.support import ROOT, read_json
 from tests.toy import STEPS
@@ -409,6 +412,36 @@ def the_ssd_is_full(lab: Lab, digest: str) -> None:
         faults.heal_node(lab.cluster, node)
 
 
+@scenario(nodes=2)
+def staged_once(lab: Lab, digest: str) -> None:
+    """Each chunk is read once from the shared filesystem, the others come from the other node; a second run reads none.
+
+    `hpctrain stage` sees the copies of both nodes, and removes them.
+    """
+    ssd = "$HPCTRAIN_SSD/once"
+    job = lab.submit("--nodes=2", sleep_s=0.0, staging__dir=ssd)
+    lab.finish(job, digest)
+    staging, num_bytes = read_json(lab.run_dir / "result.json")["staging"], stored_bytes(lab.data)
+    assert staging["shared_bytes"] == num_bytes, staging
+    assert staging["peer_bytes"] > 0, staging
+    description, again = lab.describe("again", sleep_s=0.0, staging__dir=ssd), lab.folder / "run again"
+    second = lab.submit("--nodes=2", arguments=[description, "--dir", again])
+    assert lab.until_over(second).state == "COMPLETED", lab.report()
+    found = read_json(again / "result.json")
+    assert found["state_digest"] == digest
+    assert (found["staging"]["shared_bytes"], found["staging"]["damaged_chunks"]) == (0, 0), found["staging"]
+    stage = [sys.executable, "-m", "hpctrain.cli", "stage", description]
+    allocate = ["salloc", f"--partition={lab.partition}", "--nodes=2", "--quiet"]
+    shown = [
+        json.loads(line) for line in lab.slurm(*allocate, *stage, "--status", "--json").splitlines() if line
+    ]
+    present = [mirror["present_bytes"] for node in shown for mirror in node["mirrors"]]
+    assert len({node["node"] for node in shown}) == 2, shown
+    assert sum(present) >= num_bytes, "what others need was kept too, since there is room"
+    lab.slurm(*allocate, *stage, "--clean")
+    assert lab.slurm(*allocate, *stage, "--status").count("nothing is staged") == 2
+
+
 # ---- The other scripts -------------------------------------------------------------------------------------------
 
 
@@ -425,6 +458,12 @@ def pack_and_bench(lab: Lab, digest: str) -> None:
     assert read_json(packed / "dataset.json")["num_samples"] == 100, lab.report()
     assert lab.until_over(bench).state == "COMPLETED", lab.report()
     assert "Codecs and chunk sizes" in lab.log(), lab.report()
+
+
+def stored_bytes(data: Path) -> int:
+    """Of the chunks of a packed set."""
+    packed = open_packed(data)
+    return stored_chunks(packed, file_keys_of(packed)).num_bytes
 
 
 def path_without(lab: Lab, program: str) -> str:
