@@ -12,7 +12,9 @@ from typing import Annotated
 import typer
 
 from hpctrain import __version__
+from hpctrain.cli.archive import archive
 from hpctrain.cli.attempts import attempts
+from hpctrain.cli.backup import backup
 from hpctrain.cli.build_horovod import build_horovod
 from hpctrain.cli.data import data
 from hpctrain.cli.demo import demo
@@ -20,9 +22,14 @@ from hpctrain.cli.env_archive import env_archive
 from hpctrain.cli.inspect import inspect
 from hpctrain.cli.minicluster import minicluster
 from hpctrain.cli.pack import pack
+from hpctrain.cli.recall import recall
+from hpctrain.cli.restore import restore
 from hpctrain.cli.run import run
+from hpctrain.cli.stage import stage
 from hpctrain.cli.status import status
+from hpctrain.cli.verify import verify
 from hpctrain.errors import HpctrainError
+from hpctrain.resilience import faults
 
 app = typer.Typer(
     name="hpctrain",
@@ -33,7 +40,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (pack, inspect, data, run, status, attempts, demo, build_horovod):
+for _verb in (
+    pack,
+    inspect,
+    data,
+    run,
+    stage,
+    status,
+    attempts,
+    demo,
+    verify,
+    backup,
+    restore,
+    archive,
+    recall,
+    build_horovod,
+):
     app.command()(_verb)
 for _name, _verbs in (("env-archive", env_archive), ("minicluster", minicluster)):
     app.add_typer(_verbs, name=_name)
@@ -58,6 +80,7 @@ def _root(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; an error becomes one message on standard error and the exit code of its class."""
     try:
+        faults.configure(rank=0, attempt=0)
         app(arguments, prog_name="hpctrain")
     except HpctrainError as error:
         typer.echo(f"hpctrain: {error}", err=True)
