@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hpctrain.staging.cold import Moved
+    from hpctrain.staging.cold.tier import Moved
 
 _MB = 1e6
 
@@ -43,7 +43,7 @@ def archive(
     Example: hpctrain archive packed/train /archive/me --codec blosc-zstd
     """
     from hpctrain.cli.verify import byte_progress
-    from hpctrain.staging.cold import archive_set
+    from hpctrain.staging.cold.tier import archive_set
 
     with byte_progress() as show:
         moved = archive_set(data, cold_dir, codec, keep, show)

@@ -39,7 +39,7 @@ def recall(
     """
     from hpctrain.cli.archive import tell
     from hpctrain.cli.verify import byte_progress
-    from hpctrain.staging.cold import recall_set
+    from hpctrain.staging.cold.tier import recall_set
 
     with byte_progress() as show:
         moved = recall_set(archived, dst, codec, keep, show)

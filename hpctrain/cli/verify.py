@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hpctrain.staging.findings import VerifyReport
+    from hpctrain.staging.verify.findings import VerifyReport
 
 _MAX_LINES = 50
 _MB = 1e6
@@ -41,7 +41,7 @@ def verify(
     Example: hpctrain verify run.h5 --json
     """
     from hpctrain.errors import DataError, StorageError
-    from hpctrain.staging.verify import verify_set
+    from hpctrain.staging.verify.verification import verify_set
 
     with byte_progress() as show:
         report = verify_set(

@@ -99,7 +99,7 @@ def open_packed(root: Path) -> PackedSet:
         fields = {name: field_from(name, entry) for name, entry in manifest["fields"].items()}
         with FileSource() as source:
             shards = tuple(
-                _open_shard(root, entry, fields, int(manifest["chunk_samples"]), source)
+                open_shard(root, entry, fields, int(manifest["chunk_samples"]), source)
                 for entry in manifest["shards"]
             )
         packed = PackedSet(
@@ -160,9 +160,10 @@ def identity_of(
     return hasher.hexdigest()
 
 
-def _open_shard(
+def open_shard(
     root: Path, entry: Mapping[str, Any], fields: Mapping[str, Field], chunk_samples: int, source: FileSource
 ) -> Shard:
+    """Open one shard, as its entry in the manifest describes it, and compare the two; errors as for `open_packed`."""
     name, num_samples = str(entry["file"]), int(entry["num_samples"])
     path = root / Path(name).name  # a manifest cannot point outside its directory
     dense: dict[str, ChunkIndex] = {}

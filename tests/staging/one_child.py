@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from hpctrain.staging import verify
-from hpctrain.staging.child import Child
+from hpctrain.staging.verify import verification
+from hpctrain.staging.verify.child import Child
 
 
 class _Kept(Child):
@@ -21,6 +21,6 @@ def one_child() -> Iterator[None]:
     """Within, `verify_set` uses the same child again and again."""
     kept = _Kept()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "Child", lambda: kept)
+        patch.setattr(verification, "Child", lambda: kept)
         yield
     kept.close()

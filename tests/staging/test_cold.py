@@ -25,11 +25,10 @@ from hpctrain.h5.packed import open_packed
 from hpctrain.h5.packed_source import PackedSource
 from hpctrain.h5.ragged import Ragged
 from hpctrain.resilience import faults
-from hpctrain.staging import moving
-from hpctrain.staging.archived import SIDECAR, read_sidecar
-from hpctrain.staging.cold import archive_set, recall_set
-from hpctrain.staging.content import ContentSource
-from hpctrain.staging.verify import verify_set
+from hpctrain.staging.cold.archived import SIDECAR, read_sidecar
+from hpctrain.staging.cold.content import ContentSource
+from hpctrain.staging.cold.tier import archive_set, moving, recall_set
+from hpctrain.staging.verify.verification import verify_set
 from tests.staging.one_child import one_child
 from tests.support import ROOT, small_arrays, small_set
 

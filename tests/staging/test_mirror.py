@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hpctrain.errors import DataError, StorageError
-from hpctrain.staging import mirror_record
 from hpctrain.staging.mirror import DamagedChunkError, Mirror
+from hpctrain.staging.mirror import record as mirror_record
 from tests.staging.mirrors_support import chunk_of, made_up_set, owned, write
 
 SIZES = [5000, 1, 0, 70_000, -1, 4096, 300]

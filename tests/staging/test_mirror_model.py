@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpctrain.staging.holes import Holes
 from hpctrain.staging.mirror import DamagedChunkError, Mirror
+from hpctrain.staging.mirror.holes import Holes
 from tests.staging.mirrors_support import chunk_of, made_up_set, owned, write
 
 sizes_of_sets = st.lists(st.sampled_from([-1, 0, 1, 700, 4096, 5000, 12_288]), min_size=1, max_size=8)

@@ -16,9 +16,9 @@ import pytest
 
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.resilience import faults
-from hpctrain.staging import mirror_files
-from hpctrain.staging.byte_locks import try_lock
 from hpctrain.staging.mirror import Mirror, mirrors_under, remove_mirror
+from hpctrain.staging.mirror import files as mirror_files
+from hpctrain.staging.mirror.byte_locks import try_lock
 from hpctrain.staging.private import private_path
 from tests.staging.mirrors_support import chunk_of, made_up_set, owned, python, write
 
@@ -216,7 +216,7 @@ def test_writes_under_way_count_and_are_not_evicted(tmp_path: Path, monkeypatch:
             assert go_on.wait(DEADLINE_S)
         mirror_files.write_all(*arguments)
 
-    monkeypatch.setattr("hpctrain.staging.mirror.write_all", write_all)
+    monkeypatch.setattr("hpctrain.staging.mirror.mirror.write_all", write_all)
     slow = threading.Thread(target=write, args=(mirror, stored, 0))
     slow.start()
     assert begun.wait(DEADLINE_S)
@@ -317,7 +317,7 @@ def test_a_damaged_chunk_can_be_forgotten_while_it_is_read(tmp_path: Path, mirro
 
 def test_nobody_waits_for_ever_for_a_stopped_process(tmp_path: Path, stored, monkeypatch) -> None:
     Mirror(tmp_path, stored).close()
-    monkeypatch.setattr("hpctrain.staging.mirror_files._GUARD_TIMEOUT_S", 0.05)  # else a minute
+    monkeypatch.setattr("hpctrain.staging.mirror.files._GUARD_TIMEOUT_S", 0.05)  # else a minute
     with (private_path(tmp_path) / "mirrors.lock").open("r+b") as other:
         assert try_lock(other.fileno(), 0, exclusive=True)
         before = len(os.listdir("/proc/self/fd"))

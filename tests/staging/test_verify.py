@@ -21,12 +21,12 @@ from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.manifest import manifest_digest, read_manifest
 from hpctrain.h5.packed import PackedSet
 from hpctrain.resilience.faults import parse_rules
-from hpctrain.staging import check
-from hpctrain.staging.check import Checker, FileWork
-from hpctrain.staging.child import Child
-from hpctrain.staging.findings import Finding, Part, VerifyReport
-from hpctrain.staging.look import look_at_shard
-from hpctrain.staging.verify import verify_set
+from hpctrain.staging.verify import check
+from hpctrain.staging.verify.check import Checker, FileWork
+from hpctrain.staging.verify.child import Child
+from hpctrain.staging.verify.findings import Finding, Part, VerifyReport
+from hpctrain.staging.verify.look import look_at_shard
+from hpctrain.staging.verify.verification import verify_set
 from tests.staging.one_child import one_child
 from tests.support import small_set
 

@@ -1,4 +1,4 @@
-"""What is to be checked in a file: its datasets and their chunk tables. Runs in a child process (`staging.child`)."""
+"""What is to be checked in a file: its datasets and their chunk tables. Runs in a child process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hpctrain.h5.chunks import FileSource, read_flat
 from hpctrain.h5.dataset import open_dataset
 from hpctrain.h5.fields import OFFSETS_SUFFIX, Field
 from hpctrain.h5.index import RECOPY, REPACK, ChunkIndex, index_dataset, open_h5
-from hpctrain.h5.packed import _open_shard
+from hpctrain.h5.packed import open_shard
 from hpctrain.h5.roads import Bounds
-from hpctrain.staging.check import FileWork
-from hpctrain.staging.findings import Finding, Kind, Part
+from hpctrain.staging.verify.check import FileWork
+from hpctrain.staging.verify.findings import Finding, Kind, Part
 
 _BLOCK_BYTES: Final = 64 << 20
 _BLOCK_ROWS: Final = 4096  # of values of any length
@@ -34,7 +34,7 @@ def look_at_shard(
     work = FileWork(path, file_bytes=int(entry["bytes"]), is_packed=True)
     try:
         with FileSource() as source:
-            shard = _open_shard(root, entry, fields, chunk_samples, source)
+            shard = open_shard(root, entry, fields, chunk_samples, source)
     except (DataError, StorageError) as error:
         work.parts, work.findings = _salvage(path, fields, first_sample, rows)
         explained = work.findings or any(

@@ -12,9 +12,9 @@ import numpy as np
 from hpctrain.errors import DataError, HpctrainError, StorageError, UsageError
 from hpctrain.resilience.faults import fault_point
 from hpctrain.staging import disk
-from hpctrain.staging.byte_locks import is_locked, try_lock
-from hpctrain.staging.mirror_files import INSTEAD, MAP, OWNER, PLANTED, SIZES, guarded, open_mirror
-from hpctrain.staging.mirror_record import Record, boot_id
+from hpctrain.staging.mirror.byte_locks import is_locked, try_lock
+from hpctrain.staging.mirror.files import INSTEAD, MAP, OWNER, PLANTED, SIZES, guarded, open_mirror
+from hpctrain.staging.mirror.record import Record, boot_id
 from hpctrain.staging.private import by_descriptor, open_private, open_private_file, private_path
 
 

@@ -25,7 +25,7 @@ from hpctrain.h5.filters import FLETCHER32, Buffer
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.scratch import Scratch
 from hpctrain.h5.team import in_order
-from hpctrain.staging.findings import Finding, Kind, Part, VerifyReport
+from hpctrain.staging.verify.findings import Finding, Kind, Part, VerifyReport
 
 Progress = Callable[[int, int], None]
 """Called with bytes done, and bytes in all."""

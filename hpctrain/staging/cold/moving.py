@@ -19,11 +19,11 @@ from hpctrain.h5.options import AUTO
 from hpctrain.h5.pack import Watch, pack
 from hpctrain.h5.packed_source import PackedSource
 from hpctrain.resilience.faults import fault_point
-from hpctrain.staging.archived import options_like
-from hpctrain.staging.content import Advance, ContentSource
-from hpctrain.staging.copying import FAULT, Show, copy_files, forget_cached, named
-from hpctrain.staging.findings import VerifyReport
-from hpctrain.staging.verify import verify_set
+from hpctrain.staging.cold.archived import options_like
+from hpctrain.staging.cold.content import Advance, ContentSource
+from hpctrain.staging.cold.copying import FAULT, Show, copy_files, forget_cached, named
+from hpctrain.staging.verify.findings import VerifyReport
+from hpctrain.staging.verify.verification import verify_set
 
 _MAX_FINDINGS: Final = 10
 _SAMPLED_CHUNKS: Final = 8

@@ -21,12 +21,12 @@ from hpctrain.errors import DataError, StorageError
 from hpctrain.h5.fields import Field
 from hpctrain.h5.manifest import MANIFEST, field_from, read_manifest
 from hpctrain.h5.packed import identity_of
-from hpctrain.staging.archived import SIDECAR, read_sidecar
-from hpctrain.staging.check import Checker, FileWork, Progress
-from hpctrain.staging.child import Child
-from hpctrain.staging.findings import Finding, VerifyReport
-from hpctrain.staging.look import look_at_shard, of_error
-from hpctrain.staging.verify_files import data_files, look_at
+from hpctrain.staging.cold.archived import SIDECAR, read_sidecar
+from hpctrain.staging.verify.check import Checker, FileWork, Progress
+from hpctrain.staging.verify.child import Child
+from hpctrain.staging.verify.findings import Finding, VerifyReport
+from hpctrain.staging.verify.look import look_at_shard, of_error
+from hpctrain.staging.verify.user_files import data_files, look_at
 
 __all__ = ["Finding", "Progress", "VerifyReport", "verify_set"]
 

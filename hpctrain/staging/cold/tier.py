@@ -22,9 +22,9 @@ from hpctrain.errors import DataError, UsageError
 from hpctrain.h5.manifest import MANIFEST, read_manifest
 from hpctrain.h5.publish import check_target, publishing
 from hpctrain.resilience.faults import fault_point
-from hpctrain.staging import moving
-from hpctrain.staging.archived import SIDECAR, Archived, Found, codec_of, encoder_versions, read_sidecar
-from hpctrain.staging.copying import FAULT, Show, named
+from hpctrain.staging.cold import moving
+from hpctrain.staging.cold.archived import SIDECAR, Archived, Found, codec_of, encoder_versions, read_sidecar
+from hpctrain.staging.cold.copying import FAULT, Show, named
 
 
 @dataclass(frozen=True)

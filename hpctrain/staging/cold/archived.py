@@ -22,7 +22,7 @@ from hpctrain.h5.layout import plan_layout
 from hpctrain.h5.manifest import MANIFEST, manifest_digest, read_manifest
 from hpctrain.h5.options import PackOptions
 from hpctrain.h5.sources import Source
-from hpctrain.staging.copying import bytes_of, files_of
+from hpctrain.staging.cold.copying import bytes_of, files_of
 
 SIDECAR: Final = "archived.json"
 FORMAT: Final = "hpctrain-archived"
@@ -38,8 +38,8 @@ class Archived:
         source: where the set was.
         manifest: of the original set.
         codec: that the archived copy was packed with; None: it is the original, byte for byte.
-        content_digest: over the values (`staging.content`), with blocks of the manifest's `chunk_samples`; None where
-            the copy is the original.
+        content_digest: over the values (`staging.cold.content`), with blocks of the manifest's `chunk_samples`; None
+            where the copy is the original.
         versions: of the libraries that packed the copy. They say nothing of those that packed the original.
     """
 

@@ -4,7 +4,8 @@ One process owns it (the node's agent) and writes; others read its files themsel
 its digest, then its byte of the map: within one boot the map never outruns the data. It is a hint all the same and no
 proof: every chunk is verified whenever it is read, so that what a power cut left half written is found.
 
-A reader holds a lock on the chunk's byte of the map (`staging.byte_locks`) while it reads; what is held is not evicted.
+A reader holds a lock on the chunk's byte of the map (`staging.mirror.byte_locks`) while it reads; what is held is not
+evicted.
 
 A set without digests gets those of its chunks as they were first read. They are kept bound to the size, time and inode
 of their file: a chunk of an older version of a file does not verify, whoever kept it and whoever reads it.
@@ -21,15 +22,12 @@ from pathlib import Path
 from hpctrain.errors import StorageError
 from hpctrain.h5.filters import Buffer
 from hpctrain.staging import disk
-from hpctrain.staging.byte_locks import try_lock, unlock
-from hpctrain.staging.holes import Holes
-from hpctrain.staging.mirror_files import write_all
-from hpctrain.staging.mirror_reader import ABSENT, PRESENT, DamagedChunkError, MirrorReader
-from hpctrain.staging.mirror_record import OnChanged, Record, earlier_record
-from hpctrain.staging.mirrors import MirrorStatus, mirrors_under, remove_mirror
+from hpctrain.staging.mirror.byte_locks import try_lock, unlock
+from hpctrain.staging.mirror.files import write_all
+from hpctrain.staging.mirror.holes import Holes
+from hpctrain.staging.mirror.reader import ABSENT, PRESENT, MirrorReader
+from hpctrain.staging.mirror.record import OnChanged, Record, earlier_record
 from hpctrain.staging.stored import StoredChunks
-
-__all__ = ["DamagedChunkError", "Mirror", "MirrorStatus", "OnChanged", "mirrors_under", "remove_mirror"]
 
 
 class Mirror(MirrorReader):

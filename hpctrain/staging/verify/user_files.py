@@ -11,10 +11,10 @@ from hpctrain.h5.index import DIGESTS_GROUP
 from hpctrain.h5.manifest import MANIFEST
 from hpctrain.h5.opening import HDF5_SUFFIXES
 from hpctrain.h5.survey import survey
-from hpctrain.staging.check import FileWork
-from hpctrain.staging.child import Child
-from hpctrain.staging.findings import Finding
-from hpctrain.staging.look import look_at_file, read_by_library, words_of
+from hpctrain.staging.verify.check import FileWork
+from hpctrain.staging.verify.child import Child
+from hpctrain.staging.verify.findings import Finding
+from hpctrain.staging.verify.look import look_at_file, read_by_library, words_of
 
 
 def data_files(root: Path, needed: bool) -> list[Path]:

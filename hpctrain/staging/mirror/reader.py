@@ -14,8 +14,8 @@ from hpctrain.errors import DataError, HpctrainError, StorageError
 from hpctrain.h5.chunks import Allocate, fresh, pread_into
 from hpctrain.h5.filters import Buffer
 from hpctrain.h5.index import digest_of
-from hpctrain.staging.byte_locks import try_lock, unlock
-from hpctrain.staging.mirror_files import MirrorFiles
+from hpctrain.staging.mirror.byte_locks import try_lock, unlock
+from hpctrain.staging.mirror.files import MirrorFiles
 from hpctrain.staging.stored import StoredChunks
 
 PRESENT: Final = b"\1"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from hpctrain.resilience.faults import fault_point
-from hpctrain.staging.byte_locks import is_locked, try_lock
+from hpctrain.staging.mirror.byte_locks import is_locked, try_lock
 from hpctrain.staging.private import (
     by_descriptor,
     open_private,
