@@ -108,7 +108,7 @@ class Client:
 
     def _take_idle(self) -> Channel | None:
         with self._lock:
-            if not self._idle:
+            if not self._idle or self._closed:
                 return None
             channel = self._idle.pop()
             self._busy.add(channel)
@@ -124,30 +124,38 @@ class Client:
 
     def _connect(self, deadline: Deadline) -> Channel:
         """A new channel, of `_busy`."""
-        connecting = deadline.sooner(self._connect_timeout_s)
-        channel = Channel(_connected(self._where, connecting))
+        timeout_s = min(self._connect_timeout_s, deadline.left_s())
+        connecting = Deadline(timeout_s)
         try:
-            with self._lock:
-                if self._closed:
-                    raise PeerFailure("closed by this side")
-                self._busy.add(channel)
+            channel = _connected(self._where, connecting)
+        except TimeoutError as error:
+            raise PeerFailure(f"no connection within {timeout_s:.3g} s") from error
+        try:
+            self._begin(channel)
             introduce(channel, self._secret, connecting)
         except BaseException as error:
             self._give_back(channel, is_good=False)
             if isinstance(error, TimeoutError):
-                raise PeerFailure("takes connections, but does not say what it is in time") from error
+                words = f"takes connections, but does not say who it is within {timeout_s:.3g} s"
+                raise PeerFailure(words) from error
             raise
         return channel
 
+    def _begin(self, channel: Channel) -> None:
+        with self._lock:
+            if self._closed:
+                raise PeerFailure("closed by this side")
+            self._busy.add(channel)
 
-def _connected(where: tuple[str, int], deadline: Deadline) -> socket.socket:
+
+def _connected(where: tuple[str, int], deadline: Deadline) -> Channel:
     found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     family, kind, protocol, _, address = found[0]
     connection = socket.socket(family, kind, protocol)
     try:
         connection.settimeout(deadline.left_s())
         connection.connect(address)
+        return Channel(connection)
     except BaseException:
         connection.close()
         raise
-    return connection
