@@ -24,7 +24,7 @@ from hpctrain.staging.counters import StagingCounters
 from hpctrain.staging.directories import places_here
 from hpctrain.staging.message import Arrays
 from hpctrain.staging.mirror import Mirror
-from hpctrain.staging.network import Op
+from hpctrain.staging.network import Op, Status
 from hpctrain.staging.process import AgentProcess, Message
 from hpctrain.staging.source import StagedSource
 from hpctrain.staging.stored import Slots, StoredChunks, file_keys_of, stored_chunks
@@ -55,7 +55,7 @@ class NodeAgent:
         self._stack = ExitStack()
         self._process: AgentProcess | None = None
         self._client: Client | None = None
-        self._is_short = False
+        self._is_short = self._gave_up = False
         self._closed = threading.Event()
         self._latest: dict[str, Any] = {}
         if config.staging.dirs and world.local_rank == 0:
@@ -193,7 +193,7 @@ class NodeAgent:
         for mirror in mirrors:
             self._stack.callback(mirror.close)
         client = None
-        if node.address is not None:
+        if node.address is not None and not self._gave_up:
             client = Client(_LOOPBACK, node.address[1], secret, request_timeout_s=_AGENT_TIMEOUT_S)
             self._stack.callback(client.close)
             if self._process is not None:
@@ -218,6 +218,8 @@ class NodeAgent:
         try:
             reply = self._client.call(Request(Op.STATUS), _STATUS_BYTES)
         except PeerFailure:
+            return None
+        if reply.status != Status.PRESENT:
             return None
         self._latest = json.loads(bytes(reply.body))
         for words in self._latest.pop("words"):

@@ -306,7 +306,7 @@ def test_no_space_for_the_last_checkpoint_is_an_io_failure(tmp_path: Path, data:
 
 
 def test_no_space_on_the_node_costs_one_warning(tmp_path: Path, data: Path, pair: dict[str, Any]) -> None:
-    done = train(toy_run(tmp_path, data), RANKS, tmp_path / "run", "enospc@staging.write:nth=2")
+    done = train(toy_run(tmp_path, data), RANKS, tmp_path / "run", "enospc@staging.write:nth=20")
     assert done.returncode == 0, done.stderr
     warnings = [
         event
