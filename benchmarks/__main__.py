@@ -40,7 +40,7 @@ Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, max=4, help="MPI ran
 
 app = typer.Typer(
     name="benchmarks",
-    help="Measure on this machine: storage and precision settings, the reader, and how soon a run recovers.",
+    help="Measure on this machine: storage and precision settings, the reader, recovery, and staging.",
     epilog="Example: python -m benchmarks storage --quick --json storage.json --markdown storage.md",
     no_args_is_help=True,
     add_completion=False,
@@ -138,6 +138,38 @@ def reader(
     config = QUICK if quick else ReaderConfig()
     _benchmark(
         "reader", lambda work, report, say: run_reader(config, work, report, say), folder, json, markdown
+    )
+
+
+@app.command()
+def staging(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sets, few rounds and kills: ends within three minutes.")
+    ] = False,
+    kills: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Kills at random writes, of all programs together.", show_default="200, or 12"
+        ),
+    ] = None,
+    json: Json = None,
+    markdown: Markdown = None,
+    folder: Folder = None,
+) -> None:
+    """Staging, backups and all that is to survive kills: rates, what is read from the shared directory, first batches.
+
+    Jobs run on a Slurm cluster of its own on this machine (see `hpctrain minicluster`), over loop devices that are
+    counted and slowed down: that needs root. Without it those parts are left out.
+
+    Example: python -m benchmarks staging --quick --json staging.json
+    """
+    from benchmarks.staging import StagingConfig, quick_config, run_staging
+
+    config = quick_config() if quick else StagingConfig()
+    if kills is not None:
+        config = dataclasses.replace(config, kills=kills)
+    _benchmark(
+        "staging", lambda work, report, say: run_staging(config, work, report, say), folder, json, markdown
     )
 
 
