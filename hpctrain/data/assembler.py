@@ -162,7 +162,7 @@ class Assembler:
 
     def _produce(self, requests: Iterable[Requests]) -> None:
         try:
-            for request in requests:
+            for request in _first_alone(requests):
                 if not self._begin_batches(request.grouped(self._grouped)):
                     return
             self._hand_over(None)
@@ -253,6 +253,16 @@ class Assembler:
             self._window.release(batch)
             self._changed.notify_all()
         batch.finish()
+
+
+def _first_alone(requests: Iterable[Requests]) -> Iterator[Requests]:
+    """The first step by itself: grouped with others it would wait for all of their chunks."""
+    for number, request in enumerate(requests):
+        if number == 0 and request.num_steps > 1:
+            yield request.part(0, 1)
+            yield request.part(1, request.num_steps)
+        else:
+            yield request
 
 
 def _steps_of(batch: Batch) -> Iterator[AssembledStep]:

@@ -43,6 +43,18 @@ class Requests:
         """Where a step's samples are."""
         return slice(int(self.bounds[step]), int(self.bounds[step + 1]))
 
+    def part(self, begin: int, end: int) -> Requests:
+        """Steps [begin, end) alone."""
+        rows = slice(int(self.bounds[begin]), int(self.bounds[end]))
+        bounds = self.bounds[begin : end + 1] - self.bounds[begin]
+        return dataclasses.replace(
+            self,
+            samples=self.samples[rows],
+            bounds=bounds,
+            chunks=self.chunks[rows],
+            first_step=self.first_step + begin,
+        )
+
     def grouped(self, size: int) -> Requests:
         """The same samples in steps of `size` steps each, the last maybe shorter; `steps_within` tells them apart."""
         bounds = np.append(self.bounds[:-1:size], self.bounds[-1:])

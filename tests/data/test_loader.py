@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,6 +247,31 @@ def test_batches_are_made_ahead_of_their_use(packed: PackedSet, source: FileSour
         ):  # the first step takes two chunks of 12 samples, four steps take six
             assert time.monotonic() < deadline, "nothing was prepared ahead"
             time.sleep(0.01)
+
+
+class HeldBackSource(CountingSource):
+    """Gives only the sample chunks of the first step until it is told to give all."""
+
+    def __init__(self, files: FileSource, chunks: set[int]) -> None:
+        super().__init__(files)
+        self.chunks, self.all = chunks, threading.Event()
+
+    def read(self, index: ChunkIndex, chunk: int, allocate: Allocate = fresh) -> Buffer:
+        if index.dataset == "image" and index.path.name == "shard-00000.h5" and chunk not in self.chunks:
+            assert self.all.wait(30), "nobody took the first batch"
+        return super().read(index, chunk, allocate)
+
+
+def test_the_first_batch_waits_for_its_own_chunks_only(tmp_path: Path, source: FileSource) -> None:
+    packed = small_set(tmp_path / "set", 200, 10, shard_mib=10)
+    plan = Plan(packed.chunk_sizes, 1, 4, 5, 3)
+    wanted = set(plan.chunk_of(plan.lane_batches(0, 0)[0]).tolist())
+    held = HeldBackSource(source, wanted)
+    with ended_within(60), Loader(packed, held, plan, range(1), 2, 16) as loader:
+        steps = loader.steps(0, 0, 1)
+        assert next(steps).lanes[0].samples.tolist() == plan.lane_batches(0, 0)[0].tolist()
+        held.all.set()
+        assert len(list(steps)) == plan.steps_per_epoch - 1
 
 
 def test_an_empty_lane_gives_an_empty_batch(packed: PackedSet, source: FileSource) -> None:

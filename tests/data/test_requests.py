@@ -36,6 +36,22 @@ def test_grouped_steps_are_the_same_steps(requests: Requests, size: int) -> None
         assert grouped.rows(step) == slice(inner[0][1], inner[-1][2])
 
 
+@given(some_requests(), st.data())
+def test_a_part_has_the_steps_as_they_were(requests: Requests, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, requests.num_steps))
+    end = data.draw(st.integers(begin, requests.num_steps))
+    part = requests.part(begin, end)
+    assert part.num_steps == end - begin
+    for step in range(part.num_steps):
+        assert (
+            part.samples[part.rows(step)].tolist() == requests.samples[requests.rows(begin + step)].tolist()
+        )
+        assert part.chunks_of(step).tolist() == requests.chunks_of(begin + step).tolist()
+    assert [number for step in range(part.num_steps) for number, _, _ in part.steps_within(step)] == list(
+        range(3 + begin, 3 + end)
+    )
+
+
 @given(some_requests())
 def test_next_uses(requests: Requests) -> None:
     used = chunks_by_step(requests)
