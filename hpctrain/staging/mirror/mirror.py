@@ -133,6 +133,7 @@ class Mirror(MirrorReader):
             raise ValueError(f"{view.nbytes} bytes are not those of {self._stored.describe(slot)}")
         if not size or not self._begin_write(slot):
             return
+        is_marked = False
         try:
             file = int(self._stored.files[slot])
             write_all(self._files.data[file], view.cast("B"), int(self._stored.offsets[slot]))
@@ -142,8 +143,9 @@ class Mirror(MirrorReader):
                 if not self._is_marked(slot):  # by another thread
                     write_all(self._files.map, PRESENT, slot)
                     self._present_bytes += size
+                is_marked = True
         finally:
-            self._end_write(slot)
+            self._end_write(slot, is_marked)
 
     def forget(self, slot: int) -> None:
         """Drop a chunk whose bytes turned out to be damaged, even while it is read. Raises `OSError`."""
@@ -230,11 +232,13 @@ class Mirror(MirrorReader):
             self._writing[slot] += 1
         return True
 
-    def _end_write(self, slot: int) -> None:
+    def _end_write(self, slot: int, is_marked: bool) -> None:
         with self._lock:
-            self._writing -= Counter([slot])  # without those that come to 0
+            self._writing[slot] -= 1
+            if not self._writing[slot]:
+                del self._writing[slot]
             with contextlib.suppress(OSError):  # the first error is the one to hear of
-                if not self._is_marked(slot):
+                if not is_marked and not self._is_marked(slot):
                     self._free(slot)
 
     def _drop(self, slot: int) -> None:
