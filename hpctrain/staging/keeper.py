@@ -114,16 +114,31 @@ class Keeper:
 
     def get(self, slot: int) -> tuple[Buffer, int]:
         """The verified bytes of a slot and their digest, from wherever they are nearest. Raises as `Elsewhere`."""
-        return self.get_kept(slot) or self._fetch(slot, demanded=True)
+        return self.get_kept(slot) or self._fetch(slot, lambda: self._promise(slot, demanded=True))
 
-    def stage(self, slot: int) -> bool:
-        """Have a slot kept here; False where there is no room for it now. Raises as `Elsewhere`."""
-        if self.has(slot):
-            return True
-        with self._admission:
-            if self._choose(slot, int(self._stored.sizes[slot]), demanded=False) is None:
-                return False
-        self._fetch(slot, demanded=False)
+    def stage(self, slots: Sequence[int]) -> bool:
+        """Have slots kept here; False where there is no room for all of them now. Raises as `Elsewhere`."""
+        wanted = [slot for slot in slots if not self.has(slot)]
+        num_bytes = int(self._stored.sizes[wanted].sum())
+        together = self._promise_together(num_bytes)
+        if together is None:
+            return all(self._stage_alone(slot) for slot in wanted)
+        try:
+            for slot in wanted:
+                self._fetch(slot, lambda: None, together)
+        finally:
+            self._release(together, num_bytes)
+        return True
+
+    def _stage_alone(self, slot: int) -> bool:
+        """Have a slot kept here for which others may have to go."""
+        mirror = self._promise(slot, demanded=False)
+        if mirror is None:
+            return False
+        try:
+            self._fetch(slot, lambda: None, mirror)
+        finally:
+            self._release(mirror, int(self._stored.sizes[slot]))
         return True
 
     def _read(self, slot: int) -> Buffer | None:
@@ -140,8 +155,13 @@ class Keeper:
                 return buffer
         return None
 
-    def _fetch(self, slot: int, *, demanded: bool) -> tuple[Buffer, int]:
-        """The bytes of a slot from elsewhere, once for all who ask meanwhile."""
+    def _fetch(
+        self, slot: int, promise: Callable[[], Mirror | None], promised: Mirror | None = None
+    ) -> tuple[Buffer, int]:
+        """The bytes of a slot from elsewhere, once for all who ask meanwhile.
+
+        They are kept in `promised`, else in what `promise` gives once they are there.
+        """
         with self._lock:
             waiting = self._under_way.get(slot)
             if waiting is None:
@@ -149,10 +169,15 @@ class Keeper:
         if waiting is not None:
             return waiting.result()
         try:
-            found = self.get_kept(slot)  # another thread may just have ended what would now begin again
+            # another thread may just have ended what would now begin again
+            found = self.get_kept(slot) if self.has(slot) else None
             if found is None:
                 found = self._elsewhere.fetch(slot, was_here=slot in self._lost)
-                self._keep(slot, *found, demanded=demanded)
+                if promised is not None:
+                    self._write(promised, slot, *found)
+                elif (mirror := promise()) is not None:
+                    self._write(mirror, slot, *found)
+                    self._release(mirror, len(found[0]))
             mine.set_result(found)
             return found
         except BaseException as error:
@@ -162,38 +187,38 @@ class Keeper:
             with self._lock:
                 del self._under_way[slot]
 
-    def _keep(self, slot: int, stored: Buffer, digest: int, *, demanded: bool) -> None:
-        """Write a chunk into a mirror, if there is room or room can be made."""
-        with self._admission:
-            mirror = self._choose(slot, len(stored), demanded=demanded)
-            if mirror is None:
-                return
-            self._promised[mirror.path] += len(stored)
+    def _write(self, mirror: Mirror, slot: int, stored: Buffer, digest: int) -> None:
         try:
             mirror.write(slot, stored, digest)
         except OSError as error:
             self._give_up(mirror, "writing", error)
-            return
-        finally:
-            with self._admission:
-                self._promised[mirror.path] -= len(stored)
-        self.counters.add(written_chunks=1)
+        else:
+            self.counters.add(written_chunks=1)
 
-    def _choose(self, slot: int, num_bytes: int, *, demanded: bool) -> Mirror | None:
-        """The first mirror with room; chunks that are needed later than this one make way for it."""
-        if demanded:
-            self._now = max(self._now, int(self._uses.this_epoch[slot]) % NEVER)
-        # what is asked for now is handed out whether it is kept or not: what counts is the use after this one
-        after = self._now + 1 if demanded else self._now
-        next_use = int(self._uses.next_use(np.array([slot]), after)[0])
-        return next(
-            (
-                mirror
-                for mirror in self._writable()
-                if self._room_bytes(mirror) >= num_bytes or self._make_room(mirror, num_bytes, next_use)
-            ),
-            None,
-        )
+    def _promise_together(self, num_bytes: int) -> Mirror | None:
+        """The fastest mirror, if it has room for so many bytes, which are promised to the caller then."""
+        with self._admission:
+            fastest = next(iter(self._writable()), None)
+            if fastest is None or self._room_bytes(fastest) < num_bytes:
+                return None
+            self._promised[fastest.path] += num_bytes
+            return fastest
+
+    def _promise(self, slot: int, *, demanded: bool) -> Mirror | None:
+        """The first mirror with room for a slot, promised to the caller; chunks that are needed later make way."""
+        num_bytes = int(self._stored.sizes[slot])
+        with self._admission:
+            if demanded:
+                self._now = max(self._now, int(self._uses.this_epoch[slot]) % NEVER)
+            for mirror in self._writable():
+                if self._room_bytes(mirror) >= num_bytes or self._make_room(mirror, slot, demanded=demanded):
+                    self._promised[mirror.path] += num_bytes
+                    return mirror
+        return None
+
+    def _release(self, mirror: Mirror, num_bytes: int) -> None:
+        with self._admission:
+            self._promised[mirror.path] -= num_bytes
 
     def _writable(self) -> list[Mirror]:
         return [mirror for mirror in self._mirrors if mirror.is_owner and mirror.path not in self._broken]
@@ -205,12 +230,15 @@ class Keeper:
             self._give_up(mirror, "looking at the disk", error)
             return 0
 
-    def _make_room(self, mirror: Mirror, num_bytes: int, next_use: int) -> bool:
-        """Give up chunks whose next use is later than `next_use`, the latest first; False where that is not enough.
+    def _make_room(self, mirror: Mirror, slot: int, *, demanded: bool) -> bool:
+        """Give up chunks that are used later than `slot`, the latest first; False where that is not enough.
 
         They go down: to a mirror after this one that has room, else back to where they came from.
         """
-        sizes = self._stored.sizes
+        # what is asked for now is handed out whether it is kept or not: what counts is the use after this one
+        after = self._now + 1 if demanded else self._now
+        next_use = int(self._uses.next_use(np.array([slot]), after)[0])
+        sizes, num_bytes = self._stored.sizes, int(self._stored.sizes[slot])
         here = np.flatnonzero(mirror.present() & (sizes > 0))
         uses = self._uses.next_use(here, self._now)
         leaving = here[uses > next_use][np.argsort(-uses[uses > next_use], kind="stable")]
@@ -218,25 +246,24 @@ class Keeper:
         enough = int(np.searchsorted(np.cumsum(sizes[leaving]), lacking_bytes)) + 1
         if enough > len(leaving):
             return False
-        for slot in leaving[: max(enough, len(leaving) // _AT_ONCE)].tolist():
-            self.counters.add(evicted_chunks=mirror.evict(slot))  # 0 where a reader holds it
+        for other in leaving[: max(enough, len(leaving) // _AT_ONCE)].tolist():
+            self._give_away(mirror, other)
         return self._room_bytes(mirror) >= num_bytes
 
-    def _copy_down(self, mirror: Mirror, slot: int) -> None:
-        """Write a chunk of a mirror into the next one that has room."""
+    def _give_away(self, mirror: Mirror, slot: int) -> None:
+        """Take a chunk out of a mirror, down to the next one that has room; not where a reader holds it."""
         size, writable = int(self._stored.sizes[slot]), self._writable()
-        below = writable[writable.index(mirror) + 1 :] if mirror in writable else []
-        for lower in below:
-            if self._room_bytes(lower) < size:
-                continue
-            try:
-                if (stored := mirror.read(slot)) is not None:
-                    lower.write(slot, stored, digest_of(stored))
-            except DamagedChunkError as error:
-                self._forget(mirror, slot, error)
-            except OSError as error:
-                self._give_up(lower, "writing", error)
-            return
+        below = (item for item in writable[writable.index(mirror) + 1 :] if self._room_bytes(item) >= size)
+        try:
+            lower = next(below, None)
+            stored = None if lower is None else mirror.read(slot)
+            if lower is not None and stored is not None:
+                self._write(lower, slot, stored, digest_of(stored))
+            self.counters.add(evicted_chunks=mirror.evict(slot))
+        except DamagedChunkError as error:
+            self._forget(mirror, slot, error)
+        except OSError as error:
+            self._give_up(mirror, "making room", error)
 
     def _forget(self, mirror: Mirror, slot: int, error: DamagedChunkError) -> None:
         with self._lock:

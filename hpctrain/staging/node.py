@@ -20,9 +20,13 @@ from hpctrain.staging.owners import Deal
 from hpctrain.staging.shared import SharedFiles
 from hpctrain.staging.stored import StoredChunks
 
-_STAGERS: Final = 3
-"""Threads that read ahead: one waits for the shared filesystem while others hash and write."""
-_LOOK_S: Final = 2.0
+_MOST_STAGERS: Final = 8
+"""Threads that read ahead, where the shared filesystem answers slowly: waits add up to nothing."""
+_LARGE_BYTES: Final = 256 << 10
+"""From such chunks on two threads work side by side; with smaller ones they would wait for each other (the GIL)."""
+_ROUND_BYTES: Final = 1 << 20
+_SLOW_ROUND_S: Final = 0.01
+"""A round that took longer waited for storage: another thread has work meanwhile."""
 _GIB: Final = 1 << 30
 
 
@@ -65,7 +69,9 @@ class NodeStaging:
         self._threads: list[threading.Thread] = []
         self._order: Iterator[int] = iter(())
         self._to_keep = np.zeros(stored.num_slots, bool)
-        self._running, self._is_staging = 0, False
+        self._running = 0
+        self._idle = threading.Event()
+        self._idle.set()
         self._is_full = False
         self._shared = SharedFiles(stored, self.tell, drop_pages=drop_pages)
         self.network = Network(stored, self._shared, self.tell, self.counters)
@@ -95,10 +101,7 @@ class NodeStaging:
 
     def join(self, timeout_s: float) -> bool:
         """Wait until everything is here that is to be, or there is no room for more; False if the time ran out."""
-        deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not self._is_staging
+        return self._idle.wait(timeout_s)
 
     def tell(self, words: str) -> None:
         """Remember a warning until somebody takes it."""
@@ -119,7 +122,7 @@ class NodeStaging:
             "total_bytes": int(self.stored.sizes[self._to_keep].sum()),
             "present_chunks": int(present.sum()),
             "total_chunks": int(self._to_keep.sum()),
-            "done": not self._is_staging,
+            "done": self._idle.is_set(),
             "full": self._is_full,
             **self.counters.as_dict(),
         }
@@ -184,24 +187,34 @@ class NodeStaging:
         return True
 
     def _begin(self) -> None:
-        """Start the threads, if there is somewhere to write to."""
+        """Start to stage, if there is somewhere to write to."""
         with self._lock:
-            if self._is_staging or not self.is_writable:
+            if not self._idle.is_set() or not self.is_writable:
                 return
-            self._running, self._is_staging = _STAGERS, True
-        self._threads = [
-            threading.Thread(target=self._run, name=f"stager_{number}", daemon=True)
-            for number in range(_STAGERS)
-        ]
-        for thread in self._threads:
-            thread.start()
+            self._idle.clear()
+        is_large = self.stored.num_bytes >= _LARGE_BYTES * self.stored.num_slots
+        for _ in range(1 + is_large):
+            self._start()
+
+    def _start(self) -> None:
+        """One more thread, if there may be."""
+        with self._lock:
+            if self._running == _MOST_STAGERS:
+                return
+            self._running += 1
+            thread = threading.Thread(target=self._run, name="stager", daemon=True)
+            self._threads.append(thread)
+        thread.start()
 
     def _run(self) -> None:
         try:
-            while not self._closed.is_set() and (slot := self._next()) is not None:
-                if not self.keeper.stage(slot):
+            while not self._closed.is_set() and (slots := self._next()):
+                begun_s = time.monotonic()
+                if not self.keeper.stage(slots):
                     self._is_full = True
                     break
+                if time.monotonic() - begun_s > _SLOW_ROUND_S:
+                    self._start()
         except HpctrainError as error:  # who needs the chunk will meet the same error, or none
             kind = "the data are damaged" if isinstance(error, DataError) else "reading ahead failed"
             self._say_once(f"staging ended, {kind}: {error}")
@@ -220,11 +233,18 @@ class NodeStaging:
                     mirror.sync()
             except OSError as error:
                 self._say_once(f"{mirror.path}: cannot be made durable: {error.strerror or error}")
-        self._is_staging = False
+        self._idle.set()
 
-    def _next(self) -> int | None:
+    def _next(self) -> list[int]:
+        """The next slots: several where they are small, since each round of bookkeeping takes as long as 16 KiB."""
+        slots, num_bytes = [], 0
         with self._lock:
-            return next(self._order, None)
+            for slot in self._order:
+                slots.append(slot)
+                num_bytes += int(self.stored.sizes[slot])
+                if num_bytes >= _ROUND_BYTES:
+                    break
+        return slots
 
     def _say_once(self, words: str) -> None:
         with self._lock:
