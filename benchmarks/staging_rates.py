@@ -19,9 +19,8 @@ from benchmarks.staging_sets import SetSpec, files_of, size_of, write_set
 from benchmarks.training import BenchmarkFailed
 from hpctrain.durable import fsync_path
 from hpctrain.h5.packed import open_packed
-from hpctrain.staging.keeper import Uses
 from hpctrain.staging.node import NodeStaging, Place
-from hpctrain.staging.owners import NEVER, Deal
+from hpctrain.staging.owners import NEVER, Deal, Uses
 from hpctrain.staging.stored import file_keys_of, stored_chunks
 
 RATE: Final = "mb_per_s"
@@ -78,7 +77,7 @@ def _stage(root: Path, target: Path) -> Values:
     stored = stored_chunks(packed, file_keys_of(packed))
     first = np.arange(stored.num_slots, dtype=np.int64)
     deal = Deal(np.zeros(stored.num_slots, np.int32), first, num_nodes=1)
-    uses = Uses(np.ones(stored.num_slots, bool), first, np.full_like(first, NEVER))
+    uses = Uses(np.zeros(stored.num_slots, np.int32), first, np.full_like(first, NEVER))
     opening_s = time.perf_counter()
     with NodeStaging(stored, [Place(target)]) as node:
         begun_s = time.perf_counter()

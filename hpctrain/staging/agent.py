@@ -23,11 +23,10 @@ from hpctrain.h5.chunks import allow_many_files
 from hpctrain.resilience import faults
 from hpctrain.resilience.signals import die_with_parent
 from hpctrain.staging.interface import interface_address
-from hpctrain.staging.keeper import Uses
 from hpctrain.staging.message import Arrays, receive_message, send_message
 from hpctrain.staging.network import Op, Status
 from hpctrain.staging.node import NodeStaging, Place
-from hpctrain.staging.owners import NEVER, Deal
+from hpctrain.staging.owners import NEVER, Deal, Uses
 from hpctrain.staging.stored import StoredChunks
 from hpctrain.staging.wire import Reply, Request
 from hpctrain.staging.wire_server import Server
@@ -73,14 +72,14 @@ class Agent:
             [tuple(address) if address else None for address in head["addresses"]],
         )
         self.node.network.join(deal, here, addresses, self._secret)
-        self._kept = deal.copy_number(here) >= 0
+        self._copies = deal.copy_number(here)
         never = np.full_like(deal.first_steps, NEVER)
-        self.node.stage(deal, here, Uses(self._kept, deal.first_steps, arrays.get("next_epoch", never)))
+        self.node.stage(deal, here, Uses(self._copies, deal.first_steps, arrays.get("next_epoch", never)))
         return {}, {}
 
     def uses(self, head: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         """Learn when chunks are used from now on."""
-        self.node.keeper.expect(Uses(self._kept, arrays["this_epoch"], arrays["next_epoch"]))
+        self.node.keeper.expect(Uses(self._copies, arrays["this_epoch"], arrays["next_epoch"]))
         return {}, {}
 
     def answer(self, request: Request) -> Reply:

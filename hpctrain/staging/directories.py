@@ -17,15 +17,19 @@ _GIB: Final = 1 << 30
 def places_here(configured: Iterable[StagingPlace]) -> list[Place]:
     """`staging.dirs` with environment variables and `~` expanded on this node.
 
-    Raises `ConfigError` for a variable that is not set here: its name would become a folder somewhere else.
+    Raises `ConfigError` for a variable that is not set here: its name would become a folder somewhere else; and for a
+    directory that is there twice.
     """
-    return [
-        Place(
-            staging_directory(place.path),
-            None if place.quota_gib is None else int(place.quota_gib * _GIB),
-        )
-        for place in configured
-    ]
+    places: dict[Path, Place] = {}
+    for place in configured:
+        directory = staging_directory(place.path)
+        if directory.resolve() in places:
+            raise ConfigError(
+                f"staging.dirs: {place.path} is {directory} on this node, which is there already"
+            )
+        quota_bytes = None if place.quota_gib is None else int(place.quota_gib * _GIB)
+        places[directory.resolve()] = Place(directory, quota_bytes)
+    return list(places.values())
 
 
 def staging_directory(configured: Path) -> Path:

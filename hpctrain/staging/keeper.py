@@ -3,12 +3,11 @@
 A chunk that several ask for at once is fetched once. What is fetched is verified, kept in a mirror if there is room for
 it, and then handed out. Mirrors are tiers, the fastest first: where room is short the chunks go down a tier whose next
 use is farthest away (Belady 1966), and from the last one they go, but never one that a reader holds. Chunks of other
-nodes that are kept only because there was room go first.
+nodes that are kept only because there was room go first, then copies of what other nodes own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import threading
 from collections.abc import Callable, Sequence
@@ -23,11 +22,12 @@ from hpctrain.h5.filters import Buffer
 from hpctrain.h5.index import digest_of
 from hpctrain.staging.counters import StagingCounters
 from hpctrain.staging.mirror import DamagedChunkError, Mirror
-from hpctrain.staging.owners import NEVER
+from hpctrain.staging.owners import NEVER, Uses
 from hpctrain.staging.stored import StoredChunks
 
 _AT_ONCE: Final = 64
-"""Where room is made, at least so small a part of the chunks goes: each time, all of them are looked at."""
+"""All chunks of a mirror are looked at to make room: so at least one in so many goes. Where none may, the mirror is not
+looked at again for as many chunks."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -37,29 +37,9 @@ class Elsewhere(Protocol):
     def fetch(self, slot: int, *, was_here: bool) -> tuple[Buffer, int]:
         """The verified bytes of a slot and their digest. Raises `DataError` or `StorageError`.
 
-        `was_here`: a mirror of this node had it, so that others may have copies.
+        `was_here`: this node had it before, so that others may have copies.
         """
         ...
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Uses:
-    """When slots are used, as far as it is known: in one epoch and in the next.
-
-    Attributes:
-        kept: whether this node is to keep the slot; shape (slots,).
-        this_epoch: step of the first use, `NEVER` for none; shape (slots,).
-        next_epoch: the same for the epoch after it.
-    """
-
-    kept: npt.NDArray[np.bool_]
-    this_epoch: npt.NDArray[np.int64]
-    next_epoch: npt.NDArray[np.int64]
-
-    def next_use(self, slots: npt.NDArray[np.int64], now: int) -> npt.NDArray[np.int64]:
-        """Step of the next use from step `now` on; beyond all of them for slots that are not to be kept."""
-        this, following = self.this_epoch[slots], self.next_epoch[slots]
-        return np.where(self.kept[slots], np.where(this >= now, this, following), NEVER + 1)
 
 
 class Keeper:
@@ -78,30 +58,42 @@ class Keeper:
         self._lock = threading.Lock()
         # Under its lock:
         self._under_way: dict[int, Future[tuple[Buffer, int]]] = {}
-        self._lost: set[int] = set()
         self._broken: set[Path] = set()
         self._told: set[Path] = set()
+        self._had = self.present()
         # One admission at a time; the writes themselves go side by side, so room is promised before it is taken.
         self._admission = threading.Lock()
         self._promised = dict.fromkeys((mirror.path for mirror in mirrors), 0)
         nothing = np.full(stored.num_slots, NEVER, np.int64)
-        self._uses = Uses(np.ones(stored.num_slots, bool), nothing, nothing)
+        self._uses = Uses(np.zeros(stored.num_slots, np.int32), nothing, nothing)
         self._now = 0
+        self._refused: dict[Path, tuple[int, int]] = {}
+        """From which next use on a mirror has nothing to give up, and for how many more chunks that is believed."""
 
     def expect(self, uses: Uses) -> None:
         """Know what will be used when, from now on."""
         with self._admission:
             self._uses, self._now = uses, 0
+            self._refused.clear()
 
     def has(self, slot: int) -> bool:
         """Whether a mirror has the slot."""
-        return any(mirror.has(slot) for mirror in self._mirrors)
+        for mirror in self._mirrors:
+            try:
+                if mirror.has(slot):
+                    return True
+            except OSError as error:
+                self._give_up(mirror, "reading", error)
+        return False
 
     def present(self) -> npt.NDArray[np.bool_]:
         """Which slots the mirrors have; shape (slots,)."""
         found = np.zeros(self._stored.num_slots, bool)
         for mirror in self._mirrors:
-            found |= mirror.present()
+            try:
+                found |= mirror.present()
+            except OSError as error:
+                self._give_up(mirror, "reading", error)
         return found
 
     def get_kept(self, slot: int) -> tuple[Buffer, int] | None:
@@ -172,7 +164,8 @@ class Keeper:
             # another thread may just have ended what would now begin again
             found = self.get_kept(slot) if self.has(slot) else None
             if found is None:
-                found = self._elsewhere.fetch(slot, was_here=slot in self._lost)
+                found = self._elsewhere.fetch(slot, was_here=bool(self._had[slot]))
+                self._had[slot] = True
                 if promised is not None:
                     self._write(promised, slot, *found)
                 elif (mirror := promise()) is not None:
@@ -238,13 +231,25 @@ class Keeper:
         # what is asked for now is handed out whether it is kept or not: what counts is the use after this one
         after = self._now + 1 if demanded else self._now
         next_use = int(self._uses.next_use(np.array([slot]), after)[0])
-        sizes, num_bytes = self._stored.sizes, int(self._stored.sizes[slot])
+        refused, chunks = self._refused.get(mirror.path, (0, 0))
+        if chunks and next_use >= refused:
+            self._refused[mirror.path] = (refused, chunks - 1)
+            return False
+        try:
+            return self._evict_for(int(self._stored.sizes[slot]), mirror, next_use)
+        except OSError as error:
+            self._give_up(mirror, "making room", error)
+            return False
+
+    def _evict_for(self, num_bytes: int, mirror: Mirror, next_use: int) -> bool:
+        sizes = self._stored.sizes
         here = np.flatnonzero(mirror.present() & (sizes > 0))
         uses = self._uses.next_use(here, self._now)
         leaving = here[uses > next_use][np.argsort(-uses[uses > next_use], kind="stable")]
         lacking_bytes = num_bytes - self._room_bytes(mirror)
         enough = int(np.searchsorted(np.cumsum(sizes[leaving]), lacking_bytes)) + 1
         if enough > len(leaving):
+            self._refused[mirror.path] = (next_use, len(here) // _AT_ONCE)
             return False
         for other in leaving[: max(enough, len(leaving) // _AT_ONCE)].tolist():
             self._give_away(mirror, other)
@@ -252,8 +257,9 @@ class Keeper:
 
     def _give_away(self, mirror: Mirror, slot: int) -> None:
         """Take a chunk out of a mirror, down to the next one that has room; not where a reader holds it."""
-        size, writable = int(self._stored.sizes[slot]), self._writable()
-        below = (item for item in writable[writable.index(mirror) + 1 :] if self._room_bytes(item) >= size)
+        size, slower = int(self._stored.sizes[slot]), self._mirrors[self._mirrors.index(mirror) + 1 :]
+        writable = self._writable()
+        below = (item for item in slower if item in writable and self._room_bytes(item) >= size)
         try:
             lower = next(below, None)
             stored = None if lower is None else mirror.read(slot)
@@ -262,14 +268,11 @@ class Keeper:
             self.counters.add(evicted_chunks=mirror.evict(slot))
         except DamagedChunkError as error:
             self._forget(mirror, slot, error)
-        except OSError as error:
-            self._give_up(mirror, "making room", error)
 
     def _forget(self, mirror: Mirror, slot: int, error: DamagedChunkError) -> None:
         with self._lock:
-            first = not self._lost
-            self._lost.add(slot)
-        self.counters.add(damaged_chunks=1)
+            first = self.counters.damaged_chunks == 0
+            self.counters.add(damaged_chunks=1)
         if first:
             self._tell(f"{error}; got again from elsewhere (further ones are counted, not shown)")
         if mirror.is_owner:

@@ -13,10 +13,10 @@ import numpy as np
 
 from hpctrain.errors import DataError, HpctrainError, StorageError
 from hpctrain.staging.counters import StagingCounters
-from hpctrain.staging.keeper import Keeper, Uses
+from hpctrain.staging.keeper import Keeper
 from hpctrain.staging.mirror import Mirror
 from hpctrain.staging.network import Network
-from hpctrain.staging.owners import Deal
+from hpctrain.staging.owners import Deal, Uses
 from hpctrain.staging.shared import SharedFiles
 from hpctrain.staging.stored import StoredChunks
 
@@ -67,7 +67,8 @@ class NodeStaging:
         self._said: set[str] = set()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._order: Iterator[int] = iter(())
+        self._order: Iterator[int] | None = None
+        """What is still to be brought here; None before `stage`."""
         self._to_keep = np.zeros(stored.num_slots, bool)
         self._running = 0
         self._idle = threading.Event()
@@ -130,10 +131,13 @@ class NodeStaging:
     def look_around(self) -> None:
         """Once in a while: take mirrors over whose owner has gone, and tell of mirrors that were deleted."""
         for mirror in self.mirrors:
-            if not mirror.is_owner and self._take(mirror):
-                self._begin()
-            if mirror.is_owner and mirror.is_deleted():
-                self._say_once(f"{mirror.path} was deleted; its files stay in use until the run ends")
+            try:
+                if not mirror.is_owner and self._take(mirror):
+                    self._begin()
+                if mirror.is_owner and mirror.is_deleted():
+                    self._say_once(f"{mirror.path} was deleted; its files stay in use until the run ends")
+            except (HpctrainError, OSError) as error:  # what was staged is verified whenever it is used
+                self._say_once(f"{mirror.path}: {error}")
 
     def close(self) -> None:
         """End the threads; what is staged stays."""
@@ -189,9 +193,10 @@ class NodeStaging:
     def _begin(self) -> None:
         """Start to stage, if there is somewhere to write to."""
         with self._lock:
-            if not self._idle.is_set() or not self.is_writable:
+            if self._order is None or not self._idle.is_set() or not self.is_writable:
                 return
             self._idle.clear()
+            self._is_full = False
         is_large = self.stored.num_bytes >= _LARGE_BYTES * self.stored.num_slots
         for _ in range(1 + is_large):
             self._start()
@@ -239,7 +244,7 @@ class NodeStaging:
         """The next slots: several where they are small, since each round of bookkeeping takes as long as 16 KiB."""
         slots, num_bytes = [], 0
         with self._lock:
-            for slot in self._order:
+            for slot in self._order or ():
                 slots.append(slot)
                 num_bytes += int(self.stored.sizes[slot])
                 if num_bytes >= _ROUND_BYTES:

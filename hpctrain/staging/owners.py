@@ -75,3 +75,27 @@ class Deal:
         copy = self.copy_number(node)
         kept = np.flatnonzero(copy >= 0)
         return kept[np.lexsort((kept, self.first_steps[kept], copy[kept]))]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Uses:
+    """When slots are used, as far as it is known: in one epoch and in the next.
+
+    Attributes:
+        copies: which copy of the slot this node is to keep (`Deal.copy_number`); shape (slots,).
+        this_epoch: step of the first use, `NEVER` for none; shape (slots,).
+        next_epoch: the same for the epoch after it.
+    """
+
+    copies: npt.NDArray[np.int32]
+    this_epoch: Ints
+    next_epoch: Ints
+
+    def next_use(self, slots: Ints, now: int) -> Ints:
+        """Step of the next use of slots that this node owns, from step `now` on.
+
+        What it does not own is needed less, whenever it is used: beyond all steps come replicas, then all others.
+        """
+        this, following, copies = self.this_epoch[slots], self.next_epoch[slots], self.copies[slots]
+        owned = np.where(this >= now, this, following)
+        return np.where(copies == 0, owned, np.where(copies > 0, NEVER + 1, NEVER + 2))

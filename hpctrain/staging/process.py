@@ -48,15 +48,16 @@ class AgentProcess:
     ) -> Message:
         """Tell the agent something, and wait for its answer.
 
-        Raises `ConfigError` and `StorageError` as the agent does, `ConnectionError` where it has ended, `HangError`.
+        Raises `ConfigError` and `StorageError` as the agent does, `ConnectionError` where it has ended, and `HangError`
+        where it does not answer in time: then it is killed, lest others wait for it too.
         """
+        # an agent that hangs does not empty the pipe either
+        threading.Thread(target=self._send, args=(head, arrays), name="to_agent", daemon=True).start()
         try:
-            send_message(_stream(self._process.stdin), head, arrays)
             reply = self._replies.get(timeout=timeout_s)
         except queue.Empty:
+            self._process.kill()
             raise HangError(f"the staging agent did not answer for {timeout_s:g} s") from None
-        except OSError:
-            reply = None
         if reply is None:
             raise ConnectionError("the staging agent has ended (see the rank's log)")
         if "error" in reply[0]:
@@ -72,6 +73,12 @@ class AgentProcess:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()  # it may be in a write to a disk that hangs: it ends when that returns
+
+    def _send(self, head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]] | None) -> None:
+        try:
+            send_message(_stream(self._process.stdin), head, arrays)
+        except (OSError, ValueError):  # it has ended, or was closed
+            self._replies.put(None)
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError), _stream(self._process.stdout) as stream:

@@ -96,7 +96,14 @@ class StagedSource:
                 "shared files until the next attempt"
             )
             return None
-        _raise_error(reply)
+        if reply.status == Status.BAD_DATA:
+            raise DataError(_words(reply))
+        if reply.status == Status.BAD_STORAGE:
+            raise StorageError(_words(reply))
+        if reply.status > Status.BAD_STORAGE:
+            self._warn_once(
+                f"the staging agent of this node failed ({_words(reply)}); reading on from elsewhere"
+            )
         if reply.status != Status.BYTES:
             return None
         return self._verified(index, chunk, reply)
@@ -118,9 +125,5 @@ class StagedSource:
             self._warn(words)
 
 
-def _raise_error(reply: Reply) -> None:
-    words = bytes(reply.body).decode("utf-8", "replace") if reply.status >= Status.BAD_DATA else ""
-    if reply.status == Status.BAD_DATA:
-        raise DataError(words)
-    if reply.status >= Status.BAD_STORAGE:
-        raise StorageError(words)
+def _words(reply: Reply) -> str:
+    return bytes(reply.body).decode("utf-8", "replace")

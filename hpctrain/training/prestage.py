@@ -26,10 +26,9 @@ from hpctrain.h5.chunks import allow_many_files
 from hpctrain.h5.packed import PackedSet
 from hpctrain.resilience import faults
 from hpctrain.staging.directories import places_here
-from hpctrain.staging.keeper import Uses
 from hpctrain.staging.mirror import MirrorStatus, mirrors_under, remove_mirror
 from hpctrain.staging.node import NodeStaging
-from hpctrain.staging.owners import NEVER, Deal, bids
+from hpctrain.staging.owners import NEVER, Deal, Uses, bids
 from hpctrain.staging.stored import Slots, file_keys_of, stored_chunks
 from hpctrain.training.sets import make_plan, open_sets
 
@@ -54,14 +53,19 @@ def stage_here(config: RunConfig, node: int, num_nodes: int, num_ranks: int) -> 
     drop = config.data.page_cache != "keep"
     with NodeStaging(stored, places, staging.on_changed_source, drop_pages=drop) as here:
         never = np.full(stored.num_slots, NEVER, np.int64)
-        here.stage(deal, node, Uses(deal.copy_number(node) >= 0, deal.first_steps, never))
+        here.stage(deal, node, Uses(deal.copy_number(node), deal.first_steps, never))
         _follow(here)
-        status = here.status()
+        status, is_writable = here.status(), here.is_writable
     if status["present_bytes"] < status["total_bytes"]:
+        mend = (
+            "make room or raise staging.dirs.quota_gib"
+            if is_writable
+            else "wait for the job that stages there"
+        )
         raise StorageError(
             f"{socket.gethostname()}: {status['present_bytes'] / _GB:.2f} of {status['total_bytes'] / _GB:.2f} GB are "
-            "staged; make room or raise staging.dirs.quota_gib, and run again: what is there stays (a run would read "
-            "the rest as it needs it)"
+            f"staged; see the warnings, {mend}, and run again: what is there stays (a run would read the rest as it "
+            "needs it)"
         )
 
 

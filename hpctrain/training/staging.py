@@ -38,6 +38,8 @@ Emit = Callable[..., None]
 _STATUS_S: Final = 2.0
 _FIRST_STATUS_S: Final = 0.125  # a small set is staged at once
 _STATUS_BYTES: Final = 1 << 20
+_STATUS_TIMEOUT_S: Final = 20.0
+"""Training itself waits for it at the end of a run: it is no more than counters."""
 _AGENT_TIMEOUT_S: Final = 120.0
 """A rank waits so long for a chunk; the agent may be trying the shared filesystem again and again meanwhile."""
 _SECRET_BYTES: Final = 32
@@ -128,7 +130,7 @@ class NodeAgent:
             return None
 
     def _give_up(self, error: BaseException) -> None:
-        self._process = None
+        self._process, self._gave_up = None, True
         self._warn(
             f"no staging on {socket.gethostname()}: {error}; reading from other nodes and the shared files"
         )
@@ -216,15 +218,16 @@ class NodeAgent:
         if self._client is None:
             return None
         try:
-            reply = self._client.call(Request(Op.STATUS), _STATUS_BYTES)
+            reply = self._client.call(Request(Op.STATUS), _STATUS_BYTES, timeout_s=_STATUS_TIMEOUT_S)
         except PeerFailure:
             return None
         if reply.status != Status.PRESENT:
             return None
-        self._latest = json.loads(bytes(reply.body))
-        for words in self._latest.pop("words"):
+        status: dict[str, Any] = json.loads(bytes(reply.body))
+        for words in status.pop("words"):
             self._warn(words)
-        return self._latest
+        self._latest = status  # whole: another thread may be looking, too
+        return status
 
 
 def _node(loaded: Message | None) -> Node | None:

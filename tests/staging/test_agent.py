@@ -150,7 +150,7 @@ def test_an_agent_that_died_or_stopped_is_noticed(
     load(agent, stored, tmp_path / "ssd")
     os.kill(agent.pid, signal.SIGSTOP)
     with pytest.raises(HangError, match="did not answer"):
-        agent.ask({"do": "uses"}, {}, timeout_s=0.2)
-    os.kill(agent.pid, signal.SIGKILL)
+        agent.ask({"do": "uses"}, {"more": np.zeros(1 << 20)}, timeout_s=0.2)  # more than a pipe holds
+    wait_for(lambda: psutil.Process(agent.pid).status() == "zombie", "the end of the agent that hung")
     with pytest.raises(ConnectionError):
         agent.ask({"do": "uses"}, {})

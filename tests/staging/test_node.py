@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import threading
@@ -18,8 +20,8 @@ from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.packed import PackedSet
 from hpctrain.h5.userset import open_files
 from hpctrain.resilience import faults
-from hpctrain.staging.keeper import Uses
-from hpctrain.staging.owners import NEVER
+from hpctrain.staging.owners import NEVER, Uses
+from hpctrain.staging.stored import file_keys_of, stored_chunks
 from hpctrain.staging.wire import Reply
 from tests.staging.nodes import Nodes, everything, read_shared, same, wait_for
 from tests.support import small_set
@@ -250,7 +252,7 @@ def test_what_is_used_soonest_lies_in_the_fastest_tier(tmp_path: Path, packed: P
         # the next epoch uses them in another order
         never = np.full(nodes.stored.num_slots, NEVER)
         keeper = nodes.agents[0].node.keeper
-        keeper.expect(Uses(np.ones(len(never), bool), np.arange(len(never))[::-1].copy(), never))
+        keeper.expect(Uses(np.zeros(len(never), np.int32), np.arange(len(never))[::-1].copy(), never))
         last = int(np.flatnonzero(in_slow)[-1])
         slow.forget(last)
         assert keeper.stage([last])
@@ -258,6 +260,91 @@ def test_what_is_used_soonest_lies_in_the_fastest_tier(tmp_path: Path, packed: P
         assert not (fast.present() & slow.present() & (sizes > 0)).any()
         assert (fast.present() | slow.present()).all(), "what made way went down"
         assert same(everything(packed, nodes.source(0, NoShared())), expected)
+
+
+def test_copies_never_push_out_what_the_node_owns(tmp_path: Path, packed: PackedSet) -> None:
+    """Else owned chunks are read from the shared filesystem once more."""
+    folders = [tmp_path / f"ssd{node}" for node in range(2)]
+    with Nodes(packed, folders, replicas=2) as nodes:
+        num_bytes = nodes.stored.num_bytes
+    shutil.rmtree(tmp_path / "ssd0")
+    shutil.rmtree(tmp_path / "ssd1")
+    with Nodes(packed, folders, replicas=2, quota_bytes=num_bytes * 3 // 4) as nodes:
+        deal = nodes.deal("node_local")
+        nodes.join()
+        for node, agent in enumerate(nodes.agents):
+            present = agent.node.keeper.present()
+            assert present[deal.owners == node].all()
+            assert present[(deal.owners != node) & (nodes.stored.sizes > 0)].any(), (
+                "and copies where there is room"
+            )
+        assert sum(nodes.counter("shared_bytes")) == num_bytes
+
+
+def test_what_a_node_gave_up_comes_back_from_a_copy(tmp_path: Path, packed: PackedSet) -> None:
+    with Nodes(packed, [tmp_path / f"ssd{node}" for node in range(2)], replicas=2) as nodes:
+        deal = nodes.deal()
+        nodes.join()
+        unlink_shared(packed)
+        slot = int(np.flatnonzero((deal.owners == 0) & (nodes.stored.sizes > 8))[0])
+        assert nodes.agents[0].node.mirrors[0].evict(slot)
+        nodes.agents[0].node.keeper.get(slot)
+        assert sum(nodes.counter("shared_bytes")) == nodes.stored.num_bytes
+
+
+def test_a_mirror_with_nothing_to_give_up_is_not_looked_through_for_each_chunk(
+    tmp_path: Path, packed: PackedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpctrain.staging.keeper._AT_ONCE", 2)
+    with Nodes(packed, [tmp_path / "ssd"], quota_bytes=12_000) as nodes:
+        nodes.deal()
+        nodes.join()
+        keeper, mirror = nodes.agents[0].node.keeper, nodes.agents[0].node.mirrors[0]
+        steps = np.zeros(nodes.stored.num_slots, np.int64)
+        keeper.expect(Uses(np.zeros(len(steps), np.int32), steps, steps))
+        looks = []
+        present = mirror.present
+        monkeypatch.setattr(mirror, "present", lambda: looks.append(1) or present())
+        absent = np.flatnonzero(~present()).tolist()
+        for slot in absent:
+            keeper.get(slot)
+        assert 0 < len(looks) < len(absent) // 2
+
+
+@pytest.mark.parametrize("method", ["has", "present", "evict", "room_bytes", "is_deleted"])
+def test_a_disk_that_fails_anyhow_is_done_without(
+    method: str, tmp_path: Path, packed: PackedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mock: a disk that fails just there cannot be had."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    expected = read_shared(packed)
+    with Nodes(packed, [tmp_path / "ssd"], quota_bytes=12_000) as nodes:
+        monkeypatch.setattr(nodes.agents[0].node.mirrors[0], method, fail)
+        nodes.deal()
+        source = nodes.source(0, NoShared())
+        for _ in range(2):
+            assert same(everything(packed, source), expected)
+        nodes.join()
+        nodes.agents[0].node.look_around()
+        assert nodes.agents[0].node.status()["done"]
+        (words,) = nodes.words(0)
+        assert "Input/output error" in words
+        assert nodes.warnings == []
+
+
+def test_an_agent_that_fails_is_done_without(tmp_path: Path, packed: PackedSet) -> None:
+    def fail(request: object) -> Reply:
+        raise RuntimeError("a defect")
+
+    expected = read_shared(packed)
+    with Nodes(packed, [tmp_path / "ssd"]) as nodes:
+        nodes.agents[0]._server._answer = fail
+        assert same(everything(packed, nodes.source(0)), expected)
+        (words,) = nodes.warnings
+        assert "a defect" in words
 
 
 def test_a_dead_agent_costs_one_warning(tmp_path: Path, packed: PackedSet) -> None:
@@ -338,6 +425,36 @@ def test_two_jobs_on_a_node_share_what_is_there_and_the_second_takes_over(
         assert second.counter("written_chunks") == [0]
         first.stack.close()
         wait_for(lambda: second.agents[0].node.is_writable, "the second job owns the mirror")
+
+
+def test_a_mirror_taken_over_before_the_deal_is_staged_to(tmp_path: Path, packed: PackedSet) -> None:
+    durable = threading.Event()
+    with Nodes(packed, [tmp_path / "ssd"]) as first, Nodes(packed, [tmp_path / "ssd"]) as second:
+        (mirror,) = second.agents[0].node.mirrors
+        mirror.sync = lambda: durable.wait(10)  # a disk takes its time
+        first.stack.close()
+        second.agents[0].node.look_around()
+        assert mirror.is_owner
+        second.deal()
+        durable.set()
+        second.join()
+        assert second.counter("shared_bytes") == [second.stored.num_bytes]
+
+
+def test_a_mirror_of_older_files_is_told_of_when_it_is_taken_over(tmp_path: Path) -> None:
+    packed = user_set(tmp_path / "shared")
+    with Nodes(packed, [tmp_path / "ssd"]) as first:
+        first.deal()
+        first.join()
+        os.utime(tmp_path / "shared" / "a.h5", ns=(1, 1))
+        changed = open_files(sorted((tmp_path / "shared").glob("*.h5")), {"x": "/x", "y": "/y"})
+        stored = dataclasses.replace(
+            stored_chunks(changed, file_keys_of(changed)), identity=first.stored.identity
+        )
+        with Nodes(changed, [tmp_path / "ssd"], on_changed="stop", stored=stored) as second:
+            first.stack.close()
+            second.agents[0].node.look_around()
+            assert any("have changed" in words for words in second.words(0))
 
 
 def test_a_chunk_damaged_on_the_shared_filesystem_is_bad_source_data(

@@ -94,7 +94,7 @@ def earlier_record(
     if on_changed == "stop":
         raise StorageError(
             f"mirror of {stored.identity}: {problem}; put the old ones back, begin a new run, or set "
-            'staging.on_changed = "restage"'
+            'staging.on_changed_source = "restage"'
         )
     return None, f"{problem}: emptied"
 
