@@ -147,6 +147,8 @@ def _list(dest: Path) -> None:
 
 def table(generations: list[Generation]) -> list[str]:
     """All generations, a line each, below a head."""
+    from hpctrain.cli.inspect import plain
+
     head = ("SET@GENERATION", "DATE (UTC)", "MB", "CHUNKS", "MB ADDED", "FROM")
     rows = [
         (
@@ -155,7 +157,7 @@ def table(generations: list[Generation]) -> list[str]:
             f"{item.num_bytes / _MB:.1f}",
             str(sum(recipe.num_chunks for recipe in item.files)),
             f"{item.added_bytes / _MB:.3f}",
-            item.source,
+            plain(item.source),
         )
         for item in generations
     ]

@@ -40,8 +40,8 @@ def publishing(
     target that cannot be used, `StorageError` when the directory cannot be made or renamed.
     """
     target = target.absolute()
+    _clean_up(target)  # which may put back what was there
     check_target(target, marker, overwrite)
-    _clean_up(target)
     partial = _sibling(target, "partial")
     try:
         _make(partial)
@@ -55,8 +55,11 @@ def publishing(
 
 
 def _make(partial: Path) -> None:
+    missing = [parent for parent in partial.parents if not parent.exists()]
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
+        for parent in missing:
+            _fsync(parent.parent)
         partial.mkdir()
     except OSError as error:
         raise StorageError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli import main
-from tests.staging.backup.sets import content_of, damage_chunk, flip, make_set
+from tests.staging.backup.sets import content_of, damage_chunk, flip, make_set, was_killed
 from tests.support import hpctrain
 
 
@@ -117,12 +117,18 @@ def test_what_cannot_work(arguments: list[str | Path], said: str, capsys: pytest
     assert said in capsys.readouterr().err
 
 
-def test_a_kill_and_the_same_command_again(sets: list[Path], tmp_path: Path) -> None:
-    """Processes of their own, as a user would have them."""
+def test_a_kill_and_the_same_command_again(
+    sets: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of its own, as a user would have it; the second one is a fork of this."""
     command: list[str | Path] = ["backup", sets[0], tmp_path / "store"]
     assert hpctrain(command, env={"HPCTRAIN_FAULTS": "kill@backup.write:nth=77"}).returncode == -9
     ok(command)
     command = ["restore", tmp_path / "store", "v0", tmp_path / "again"]
-    assert hpctrain(command, env={"HPCTRAIN_FAULTS": "kill@restore.write:nth=50"}).returncode == -9
+    rule = "kill@restore.write:nth=50"
+    with monkeypatch.context() as patch:
+        patch.setenv("HPCTRAIN_FAULTS", rule)
+        assert was_killed(lambda: main([str(item) for item in command]), rule)
+    assert not (tmp_path / "again").exists()
     ok(command)
     assert content_of(tmp_path / "again") == content_of(sets[0])

@@ -262,6 +262,22 @@ def test_a_target_taken_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
+def test_what_is_put_back_is_refused_before_the_work(tmp_path: Path) -> None:
+    small(tmp_path / "set", 7)
+    (tmp_path / "set").rename(tmp_path / f".set.replaced-{_here()}-{DEAD}")
+    with pytest.raises(UsageError, match="exists already"), publishing(tmp_path / "set", "dataset.json"):
+        pytest.fail("hours of work would be for nothing")
+    assert value_in(tmp_path / "set") == 7
+
+
+def test_new_parents_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(publish, "fsync_path", synced.append)  # it shows only when the power fails
+    with publishing(tmp_path / "a" / "b" / "set", "marker"):
+        assert {tmp_path, tmp_path / "a"} == set(synced)
+    assert synced[-1] == tmp_path / "a" / "b"
+
+
 def test_parents_are_made_and_files_are_no_parents(tmp_path: Path) -> None:
     small(tmp_path / "a" / "b" / "set")
     assert value_in(tmp_path / "a" / "b" / "set") == 1

@@ -1,7 +1,9 @@
-"""One process that opens files for all tests of a module: each start takes half a second."""
+"""One process that opens files for all tests: each start takes half a second."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,11 +18,16 @@ class _Kept(Child):
         """Stays for the next test."""
 
 
+@functools.cache
+def _kept() -> Child:
+    child = _Kept()
+    atexit.register(child.close)
+    return child
+
+
 @contextmanager
 def one_child() -> Iterator[None]:
     """Within, `verify_set` uses the same child again and again."""
-    kept = _Kept()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "Child", lambda: kept)
+        patch.setattr(verification, "Child", _kept)
         yield
-    kept.close()

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,9 @@ from hpctrain.staging.cold.archived import SIDECAR, read_sidecar
 from hpctrain.staging.cold.content import ContentSource
 from hpctrain.staging.cold.tier import archive_set, moving, recall_set
 from hpctrain.staging.verify.verification import verify_set
+from tests.staging.backup.sets import was_killed
 from tests.staging.one_child import one_child
-from tests.support import ROOT, small_arrays, small_set
+from tests.support import small_arrays, small_set
 
 NUM_SAMPLES = 420  # two shards
 
@@ -41,11 +40,15 @@ def _quick() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_set(tmp_path_factory.mktemp("original") / "set", NUM_SAMPLES, 16).root
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(original: Path, tmp_path: Path) -> Path:
     (tmp_path / "cold").mkdir()
-    (tmp_path / "shared").mkdir()
-    return small_set(tmp_path / "shared" / "set", NUM_SAMPLES, 16).root
+    return Path(shutil.copytree(original, tmp_path / "shared" / "set"))
 
 
 @pytest.fixture
@@ -114,7 +117,7 @@ def test_recompressed_it_comes_back_as_it_was(root: Path, cold: Path) -> None:
 @given(
     codec=st.sampled_from(CODECS),
     there=st.sampled_from(CODECS),
-    num_samples=st.integers(1, 40),
+    num_samples=st.integers(1, 24),
     chunk_samples=st.integers(1, 12),
     shard_mib=st.sampled_from([0.0002, 0.001, 1.0]),
 )
@@ -254,10 +257,34 @@ def test_a_set_replaced_meanwhile_is_not_removed(root: Path, cold: Path, tmp_pat
             root.rename(tmp_path / "old")
             other.rename(root)
 
-    with pytest.raises(StorageError, match="became another set while it was copied"):
+    with pytest.raises(StorageError, match="became another set or was changed while it was copied"):
         archive_set(root, cold, show=replace_it)
     assert open_packed(root).num_samples == 50
     assert open_packed(cold / "set").num_samples == NUM_SAMPLES
+
+
+@pytest.mark.parametrize("name", ["notes", "folder"])
+def test_what_was_added_meanwhile_is_not_removed(root: Path, cold: Path, name: str) -> None:
+    def write(what: str, done: int, total: int) -> None:
+        if what == "check" and name == "folder":
+            (root / name).mkdir(exist_ok=True)
+        elif what == "check":
+            (root / name).write_text("more of mine")
+
+    with pytest.raises(StorageError, match="or was changed while it was copied; it stays"):
+        archive_set(root, cold, show=write)
+    assert open_packed(root).num_samples == NUM_SAMPLES
+    assert names(root.parent) == ["set"]
+    if name == "folder":
+        return
+    assert (root / name).read_text() == "more of mine"
+    with pytest.raises(
+        StorageError, match=rf"{cold}/set/{name} is not a copy of it; remove {cold}/set, and run"
+    ):
+        archive_set(root, cold)
+    shutil.rmtree(cold / "set")
+    archive_set(root, cold)
+    assert (cold / "set" / name).read_text() == "more of mine"
 
 
 class TestBadPlaces:
@@ -291,7 +318,7 @@ class TestBadPlaces:
             archive_set(root, cold)
         shutil.rmtree(cold / "set")
         small_set(cold / "set", 20, 4)
-        with pytest.raises(UsageError, match="exists already"):
+        with pytest.raises(UsageError, match="exists already, as another set; remove it"):
             archive_set(root, cold)
         with pytest.raises(UsageError, match="exists already"):
             recall_set(cold / "set", root)
@@ -362,16 +389,26 @@ def test_a_full_disk_leaves_nothing(
     assert (names(cold), names(root.parent)) == ([], ["set"])
 
 
-def test_killed_anywhere_and_run_again(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["archive", "recall"])
+def test_a_removal_is_not_ended_where_the_copy_is_gone(root: Path, cold: Path, verb: str) -> None:
+    """Killed after the rename; then somebody takes what lies in the other place for a half copy, and removes it."""
+    before, identity = files(root), archive_set(root, cold, keep=True).identity
+    source, copy = (root, cold / "set") if verb == "archive" else (cold / "set", root)
+    shutil.rmtree(copy)
+    source.rename(source.with_name(f".set.removed-{identity}"))
+    moved = archive_set(root, cold) if verb == "archive" else recall_set(cold / "set", root)
+    assert (moved.went_on, files(copy)) == (False, before)
+    assert names(source.parent) == []
+
+
+def test_killed_anywhere_and_run_again(tmp_path: Path) -> None:
     """The whole harness kills at every write; here is a sample of it."""
+    root = small_set(tmp_path / "set", 60, 16).root
     content = moving.content_digest(root, 16)
     kills = [(verb, nth) for verb, nths in (("archive", (2, 5, 8)), ("recall", (3, 6, 9))) for nth in nths]
-    moves = {kill: Move(root, tmp_path / f"{kill[0]}-{kill[1]}", kill[0]) for kill in kills}
-    running = {kill: move.start(f"kill@archive.write:nth={kill[1]}") for kill, move in moves.items()}
-    for kill, process in running.items():
-        process.communicate(timeout=60)
-        assert process.returncode == -9, kill
-        move = moves[kill]
+    for kill in kills:
+        move = Move(root, tmp_path / f"{kill[0]}-{kill[1]}", kill[0])
+        assert was_killed(move.run, f"kill@archive.write:nth={kill[1]}"), kill
         there = [place for place in (move.source, move.target) if place.exists()]
         assert there, kill
         for place in there:
@@ -400,10 +437,3 @@ class Move:
             recall_set(self.source, self.target)
         else:
             archive_set(self.source, self.cold, "none")
-
-    def start(self, rules: str) -> subprocess.Popen[bytes]:
-        place = self.cold if self.verb == "archive" else self.target
-        codec = ["--codec", "none"] if self.verb == "archive" else []
-        command = [sys.executable, "-m", "hpctrain.cli", self.verb, self.source, place, *codec]
-        env = {**os.environ, "PYTHONPATH": str(ROOT), faults.VARIABLE: rules}
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from hpctrain.errors import ConfigError, DataError, UsageError
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.manifest import manifest_digest, read_manifest
-from hpctrain.h5.packed import PackedSet
+from hpctrain.h5.packed import PackedSet, open_packed
 from hpctrain.resilience.faults import parse_rules
 from hpctrain.staging.verify import check
 from hpctrain.staging.verify.check import Checker, FileWork
@@ -67,8 +68,8 @@ def _quick() -> Iterator[None]:
 
 
 @pytest.fixture
-def packed(tmp_path: Path) -> PackedSet:
-    return small_set(tmp_path / "set", NUM_SAMPLES, CHUNK_SAMPLES)
+def packed(shared: tuple[PackedSet, list[FileWork]], tmp_path: Path) -> PackedSet:
+    return open_packed(Path(shutil.copytree(shared[0].root, tmp_path / "set")))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[PackedSet, list[Fi
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_exactly_the_damaged_chunks_are_named(
     shared: tuple[PackedSet, list[FileWork]], data: st.DataObject
 ) -> None:

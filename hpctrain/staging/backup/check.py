@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from hpctrain.errors import StorageError
 from hpctrain.staging.backup.generations import list_generations
 from hpctrain.staging.backup.needs import references
 from hpctrain.staging.backup.store import Store, open_store
@@ -37,7 +39,8 @@ def check_store(path: Path, progress: Progress | None = None) -> CheckReport:
     """Read and verify every object of a store, and look for all that its generations need.
 
     Damaged records are marked, so that they count no more: the next backup of a set that has these bytes stores them
-    again. Raises `StorageError` when another one works on the store or reading fails.
+    again; so are those that the disk does not give (EIO). Raises `StorageError` when another one works on the store or
+    reading fails otherwise.
     """
     started_s = time.monotonic()
     store = open_store(path)
@@ -51,7 +54,8 @@ def check_store(path: Path, progress: Progress | None = None) -> CheckReport:
             for name in reference.names:
                 if not store.has(name):
                     missing.setdefault(name, set()).add(reference.user)
-        problems = [*unreadable, *(_harm(store.table, *item) for item in sorted(missing.items()))]
+        damaged = _damaged(store.table)
+        problems = [*unreadable, *(_harm(store.table, damaged, *item) for item in sorted(missing.items()))]
         notes = [*store.warnings, *_dead(store.table, missing)]
     return CheckReport(
         num_generations=len(generations),
@@ -68,7 +72,13 @@ def _read_all(table: Table, progress: Progress | None) -> npt.NDArray[np.bool_]:
     counter = Counter(progress, int(table.rows["size"].sum()))
 
     def check(row: int) -> bool:
-        content = table.read_row(row)
+        try:
+            content = table.read_row(row)
+        except StorageError as error:
+            # A bad sector must not hide what else is wrong; when the next check can read it, it counts again.
+            if getattr(error.__cause__, "errno", None) != errno.EIO:
+                raise
+            content = None
         counter.add(int(table.rows["size"][row]))
         return content is not None
 
@@ -76,17 +86,20 @@ def _read_all(table: Table, progress: Progress | None) -> npt.NDArray[np.bool_]:
 
 
 def _mark(store: Store, is_good: npt.NDArray[np.bool_]) -> None:
-    table = store.table
+    table, bad = store.table, np.flatnonzero(~is_good)
     for number, segment in enumerate(table.names):
-        bad = (table.owners == number) & ~is_good
-        offsets = table.rows["offset"][bad].astype(np.int64).tolist()
+        offsets = table.rows["offset"][bad[table.owners[bad] == number]].astype(np.int64).tolist()
         if sorted(offsets) != sorted(read_marks(store.segments, segment)):
             store.mark(segment, offsets)
 
 
-def _harm(table: Table, name: bytes, users: set[str]) -> str:
-    rows = np.flatnonzero(table.rows["digest"] == np.void(name))
-    where = f"damaged: {table.describe(int(rows[0]))}" if len(rows) else "missing"
+def _damaged(table: Table) -> dict[bytes, int]:
+    """The record of each name that has a damaged one."""
+    return {table.rows["digest"][row].tobytes(): row for row in np.flatnonzero(table.damaged).tolist()}
+
+
+def _harm(table: Table, damaged: Mapping[bytes, int], name: bytes, users: set[str]) -> str:
+    where = f"damaged: {table.describe(damaged[name])}" if name in damaged else "missing"
     return f"object {name.hex()}: {where}; harms {', '.join(sorted(users))}"
 
 

@@ -34,7 +34,7 @@ from hpctrain.staging.backup.recipe import (
     rest_size,
 )
 from hpctrain.staging.backup.segments import name_of
-from hpctrain.staging.backup.store import Store, make_store
+from hpctrain.staging.backup.store import Store, check_apart, make_store
 from hpctrain.staging.backup.work import Counter, Progress, in_threads, read_at
 
 FileKey = tuple[int, int, int]
@@ -71,6 +71,7 @@ def back_up(
     started_s = time.monotonic()
     data = Path(data).absolute()
     name = check_name(data.resolve().name if name is None else name)
+    check_apart(Path(dest).absolute(), data)
     source = _Source(data)
     store = make_store(dest)
     with store.exclusive():

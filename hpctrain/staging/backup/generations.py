@@ -16,7 +16,7 @@ from hpctrain.errors import DataError, StorageError, UsageError
 from hpctrain.resilience.faults import fault_point
 from hpctrain.staging.backup.recipe import PAGE_CHUNKS, REST_BYTES, Recipe
 from hpctrain.staging.backup.store import Store
-from hpctrain.staging.backup.work import storage
+from hpctrain.staging.backup.work import read_file, storage
 
 _NAME: Final = re.compile(r"[^./@\x00-\x1f\x7f][^/@\x00-\x1f\x7f]*")
 _MAX_NAME_BYTES: Final = 200
@@ -72,19 +72,21 @@ def manifest_path(store: Store, name: str, number: int) -> Path:
 
 
 def numbers_of(store: Store, name: str) -> list[int]:
-    """Numbers of the generations of a set, readable or not, ascending."""
+    """Numbers of the generations of a set, readable or not, ascending; raises `StorageError`."""
     folder = store.sets / name
     if not folder.is_dir():
         return []
-    matches = (_FILE.fullmatch(entry.name) for entry in folder.iterdir())
+    with storage(folder, "listing"):
+        matches = [_FILE.fullmatch(entry.name) for entry in folder.iterdir()]
     return sorted(int(match[1]) for match in matches if match)
 
 
 def set_names(store: Store) -> list[str]:
-    """Names of the sets in a store."""
+    """Names of the sets in a store; raises `StorageError`."""
     if not store.sets.is_dir():
         return []
-    return sorted(entry.name for entry in store.sets.iterdir() if _NAME.fullmatch(entry.name))
+    with storage(store.sets, "listing"):
+        return sorted(entry.name for entry in store.sets.iterdir() if _NAME.fullmatch(entry.name))
 
 
 def write_generation(store: Store, generation: Generation) -> int:
@@ -114,7 +116,7 @@ def read_generation(store: Store, name: str, number: int) -> Generation:
     """One generation; raises `DataError` for a damaged manifest, `StorageError` when it cannot be read."""
     path = manifest_path(store, name, number)
     try:
-        entry = json.loads(path.read_bytes())
+        entry = json.loads(read_file(path))
         generation = _generation_from(entry)
         if entry["digest"] != _digest(entry) or (generation.name, generation.number) != (name, number):
             raise ValueError("its digest does not match, or it is another generation's")

@@ -112,7 +112,8 @@ def _remove_objects(
 def _segments_to_move(store: Store, needed: npt.NDArray[np.bool_], is_missing: bool) -> npt.NDArray[np.bool_]:
     """Segments whose needed objects go into new ones: mostly dead, or small and many; bool, shape (segments,)."""
     sizes = np.array(_segment_bytes(store), np.int64)
-    lengths = store.table.rows["size"].astype(np.int64) * needed
+    overhead = segments.RECORD.itemsize + segments.ROW.itemsize
+    lengths = (store.table.rows["size"].astype(np.int64) + overhead) * needed
     needed_bytes = np.bincount(store.table.owners, lengths, len(store.table.names)).astype(np.int64)
     is_small = sizes < segments.SEGMENT_BYTES // 4
     moved = 2 * needed_bytes < sizes

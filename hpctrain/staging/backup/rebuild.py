@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.errors import DataError, UsageError
+from hpctrain.errors import DataError
 from hpctrain.h5.manifest import MANIFEST
 from hpctrain.h5.publish import check_target, publishing
 from hpctrain.resilience.faults import fault_point
 from hpctrain.staging.backup.generations import Generation, find_generation
 from hpctrain.staging.backup.recipe import FileLayout, Recipe, read_layout
-from hpctrain.staging.backup.store import Store, open_store
+from hpctrain.staging.backup.store import Store, check_apart, open_store
 from hpctrain.staging.backup.table import MissingObjectError
 from hpctrain.staging.backup.work import Counter, Progress, in_threads, open_file, storage, write_at
 
@@ -40,8 +40,7 @@ def restore(
     started_s = time.monotonic()
     store = open_store(store_path)
     target = Path(target).absolute()
-    if target.resolve().is_relative_to(store.path.resolve()):
-        raise UsageError(f"{target} lies within the store {store.path}; choose a DST outside")
+    check_apart(store.path, target)
     check_target(target, MANIFEST, overwrite)
     generation = find_generation(store, which)
     if [item.name for item in generation.files].count(MANIFEST) != 1:

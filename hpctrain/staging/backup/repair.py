@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hpctrain.durable import fsync_path
 from hpctrain.errors import DataError, UsageError
 from hpctrain.h5.fields import OFFSETS_SUFFIX
 from hpctrain.h5.index import ChunkIndex, digest_of, index_dataset, open_h5
@@ -146,6 +147,8 @@ def _set_size(path: Path, num_bytes: int, mended: list[str]) -> None:
         if found != num_bytes:
             fault_point("restore.write")
             os.ftruncate(descriptor, num_bytes)
+            os.fsync(descriptor)
+            fsync_path(path.parent)  # it may be new
             mended.append(f"{path.name}: {found} bytes long, made {num_bytes}")
 
 

@@ -71,7 +71,12 @@ def _indexed_rows(descriptor: int, size: int) -> Rows | None:
     if magic != _END_MAGIC or begin < len(_MAGIC):
         return None
     index = read_at(descriptor, count * ROW.itemsize, begin)
-    return np.frombuffer(index, ROW) if digest_of(index) == digest else None
+    if digest_of(index) != digest:
+        return None
+    rows = np.frombuffer(index, ROW)
+    # Places outside can only be meant to harm: what is read there is as long as they say.
+    is_inside = (rows["offset"] <= begin) & (rows["size"] <= begin - rows["offset"].clip(max=begin))
+    return rows if np.all(is_inside) else None
 
 
 def _walked_rows(descriptor: int, size: int) -> Rows:

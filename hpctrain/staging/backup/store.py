@@ -16,7 +16,7 @@ from hpctrain.resilience.faults import fault_point
 from hpctrain.resilience.lockfile import LockFile
 from hpctrain.staging.backup.segments import PARTIAL, SegmentWriter, name_of
 from hpctrain.staging.backup.table import MARKS, MissingObjectError, Table, segment_names
-from hpctrain.staging.backup.work import storage
+from hpctrain.staging.backup.work import read_file, storage
 
 FORMAT: Final = "hpctrain-backup"
 VERSION: Final = 1
@@ -62,13 +62,15 @@ class Store:
 
         Raises `MissingObjectError` when no segment has them, `StorageError` when reading fails.
         """
+        table = self.table
         try:
-            return self.table.read(name)
+            return table.read(name)
         except MissingObjectError:
             with self._lock:  # a prune may have moved it meanwhile
-                if self.table.names == segment_names(self.segments):
-                    raise
-                self.refresh()
+                if self._table is table:  # no other thread has looked again since
+                    if table.names == segment_names(self.segments):
+                        raise
+                    self.refresh()
         return self.table.read(name)
 
     @property
@@ -154,12 +156,19 @@ class Store:
             fsync_path(self.segments)
 
 
+def check_apart(store: Path, data: Path) -> None:
+    """Raise `UsageError` for a store and a set of which one lies within the other: who replaces one removes both."""
+    one, other = store.resolve(), data.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise UsageError(f"{data} and the store {store} lie within each other; choose places apart")
+
+
 def open_store(path: Path) -> Store:
     """A store that is there; raises `UsageError` where there is none, `DataError` for one of another version."""
     path = Path(path).absolute()
     about = path / _ABOUT
     try:
-        found: Any = json.loads(about.read_bytes())
+        found: Any = json.loads(read_file(about))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             f"{path} is no backup store (it has no {_ABOUT}); make one with `hpctrain backup DATA {path}`"
@@ -181,23 +190,21 @@ def open_store(path: Path) -> Store:
 def make_store(path: Path) -> Store:
     """A store that is there, or a new one; raises `UsageError` for a directory with other things in it."""
     path = Path(path).absolute()
-    if not (path / _ABOUT).exists():
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is not a directory; choose another DEST")
-        strange = (
-            [entry.name for entry in path.iterdir() if _ABOUT not in entry.name] if path.exists() else []
-        )
-        if strange:
-            raise UsageError(
-                f"{path} holds {strange[0]!r} and is no backup store; choose a new or empty directory as DEST"
-            )
-        with storage(path, "making the store"):
+    with storage(path, "making the store"):
+        if not (path / _ABOUT).exists():
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"{path} is not a directory; choose another DEST")
+            names = [entry.name for entry in path.iterdir()] if path.exists() else []
+            strange = [name for name in names if _ABOUT not in name]
+            if strange:
+                raise UsageError(
+                    f"{path} holds {strange[0]!r} and is no backup store; choose a new or empty directory as DEST"
+                )
             path.mkdir(parents=True, exist_ok=True)
             fault_point("backup.write")
             replace_file(path / _ABOUT, _about())
             fsync_path(path.parent)
-    store = open_store(path)
-    with storage(path, "making the store"):
+        store = open_store(path)
         for folder in (store.segments, store.sets):
             fault_point("backup.write")
             folder.mkdir(exist_ok=True)

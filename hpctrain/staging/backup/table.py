@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hpctrain.errors import DataError, StorageError
 from hpctrain.staging.backup.segments import ROW, SUFFIX, Rows, name_of, read_rows
-from hpctrain.staging.backup.work import read_at
+from hpctrain.staging.backup.work import OPEN_FLAGS, read_at, storage
 
 MARKS: Final = ".damaged"
 """Beside a segment, after its name: where the records begin that a check found damaged."""
@@ -30,7 +30,7 @@ class _Descriptor:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self.number = os.open(path, os.O_RDONLY | OPEN_FLAGS)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -138,10 +138,11 @@ class Table:
 
 
 def segment_names(folder: Path) -> tuple[str, ...]:
-    """Names of the segments that are there, sorted."""
+    """Names of the segments that are there, sorted; raises `StorageError`."""
     if not folder.is_dir():
         return ()
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(SUFFIX)))
+    with storage(folder, "listing"):
+        return tuple(sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(SUFFIX)))
 
 
 def read_marks(folder: Path, segment: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,9 @@ _Result = TypeVar("_Result")
 
 _WAITING_ON_STORAGE: Final = 2  # threads a core: while some read, others hash
 _AHEAD: Final = 4  # tasks a thread that are submitted at once: not all of a million
+
+
+OPEN_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
@@ -62,12 +66,18 @@ def read_at(descriptor: int, num_bytes: int, offset: int) -> bytes:
 
 @contextlib.contextmanager
 def open_file(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor of a file; no symbolic link is followed to it. Raises `OSError`."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    """A descriptor of a file; no symbolic link is followed to it, no pipe waited for. Raises `OSError`."""
+    descriptor = os.open(path, flags | OPEN_FLAGS, 0o666)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def read_file(path: Path) -> bytes:
+    """All of a small file. Raises `OSError`."""
+    with open_file(path) as descriptor:
+        return read_at(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 @contextlib.contextmanager
@@ -79,6 +89,10 @@ def storage(path: Path, doing: str) -> Iterator[None]:
         raise
     except OSError as error:
         place = error.filename if isinstance(error.filename, str) else path
+        if error.errno == errno.ELOOP:
+            raise StorageError(
+                f"{place}: {doing} failed: it is a link, and none is followed; put the file itself in its place"
+            ) from error
         raise StorageError(
             f"{place}: {doing} failed: {error.strerror or error}; check the disk, its space and the permissions, "
             "and run the same command again: nothing half done stays in the way"

@@ -22,7 +22,7 @@ from hpctrain.h5.layout import plan_layout
 from hpctrain.h5.manifest import MANIFEST, manifest_digest, read_manifest
 from hpctrain.h5.options import PackOptions
 from hpctrain.h5.sources import Source
-from hpctrain.staging.cold.copying import bytes_of, files_of
+from hpctrain.staging.cold.copying import FileKeys, bytes_of, keys_of
 
 SIDECAR: Final = "archived.json"
 FORMAT: Final = "hpctrain-archived"
@@ -86,23 +86,28 @@ def read_sidecar(root: Path) -> Archived | None:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies where a move begins: the files of a set without the sidecar; `extras` are not the set's."""
+    """What lies where a move begins: the files of a set without the sidecar; `extras` are not the set's.
+
+    `keys`: of all that lies there, by name, to tell later whether anything was changed.
+    """
 
     root: Path
     manifest: dict[str, Any]
     sidecar: Archived | None
     paths: list[Path]
     extras: list[Path]
+    keys: FileKeys
     num_bytes: int
 
     @classmethod
     def at(cls, root: Path) -> Found:
         """Raises `DataError` for what is no packed set, `UsageError` for files that cannot be moved, `StorageError`."""
         manifest, sidecar = read_manifest(root), read_sidecar(root)
-        paths = [path for path in files_of(root) if path.name != SIDECAR]
+        keys = keys_of(root)
+        paths = [root / name for name in keys if name != SIDECAR]
         known = {MANIFEST, *(str(entry["file"]) for entry in manifest["shards"])}
         extras = [path for path in paths if path.name not in known]
-        return cls(root, manifest, sidecar, paths, extras, bytes_of(paths))
+        return cls(root, manifest, sidecar, paths, extras, keys, bytes_of(paths))
 
     @property
     def original(self) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from typing import Final
 from hpctrain.durable import fsync_path
 from hpctrain.errors import StorageError, UsageError
 from hpctrain.h5.chunks import pread_into
+from hpctrain.h5.index import file_key_of
 from hpctrain.h5.retry import OpenFiles
 from hpctrain.h5.scratch import Scratch
 from hpctrain.resilience.faults import fault_point
 
 Show = Callable[[str, int, int], None]
 """Called with what is being done, bytes done, and bytes in all."""
+FileKeys = dict[str, tuple[int, int, int]]
 
 FAULT: Final = "archive.write"
 _BLOCK_BYTES: Final = 8 << 20
@@ -31,26 +33,30 @@ def copy_files(paths: Sequence[Path], target: Path, show: Show) -> None:
     Raises `StorageError`, saying which file could not be read or written.
     """
     total_bytes, done_bytes = bytes_of(paths), 0
-    scratch = Scratch()
-    pool = ThreadPoolExecutor(max(os.cpu_count() or 1, _MIN_THREADS), thread_name_prefix="copy")
-    try:
-        for path in paths:
-            with _Pair(path, target / path.name, scratch) as pair:
+    scratch, threads = Scratch(), max(len(os.sched_getaffinity(0)), _MIN_THREADS)
+    for path in paths:
+        # After an error the threads end before the files are closed: their numbers may be others' then.
+        with (
+            _Pair(path, target / path.name, scratch) as pair,
+            ThreadPoolExecutor(threads, thread_name_prefix="copy") as pool,
+        ):
+            try:
                 for num_bytes in pool.map(pair.copy, range(0, pair.num_bytes, _BLOCK_BYTES)):
                     done_bytes += num_bytes
                     show("copy", done_bytes, total_bytes)
-    finally:
-        pool.shutdown(cancel_futures=True)
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
-def files_of(root: Path) -> list[Path]:
-    """All that is in a set's folder. Raises `UsageError` for what is no file: it would be lost."""
+def keys_of(root: Path) -> FileKeys:
+    """All that is in a set's folder, by name. Raises `UsageError` for what is no file: it would be lost."""
     with named(root, "listed"):
         paths = sorted(root.iterdir())
     for path in paths:
         if path.is_symlink() or not path.is_file():
             raise UsageError(f"{path} is not a plain file, and only those are moved; put it elsewhere first")
-    return paths
+    with named(root, "looked at"):
+        return {path.name: file_key_of(path) for path in paths}
 
 
 def bytes_of(paths: Sequence[Path]) -> int:

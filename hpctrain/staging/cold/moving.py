@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpctrain.durable import fsync_path
-from hpctrain.errors import DataError, StorageError
+from hpctrain.errors import DataError, StorageError, UsageError
 from hpctrain.h5.encoding import Encoder
 from hpctrain.h5.layout import chunk_pipeline, plan_layout
 from hpctrain.h5.manifest import MANIFEST, read_manifest
 from hpctrain.h5.options import AUTO
 from hpctrain.h5.pack import Watch, pack
 from hpctrain.h5.packed_source import PackedSource
+from hpctrain.h5.publish import check_target
 from hpctrain.resilience.faults import fault_point
 from hpctrain.staging.cold.archived import options_like
 from hpctrain.staging.cold.content import Advance, ContentSource
-from hpctrain.staging.cold.copying import FAULT, Show, copy_files, forget_cached, named
+from hpctrain.staging.cold.copying import FAULT, FileKeys, Show, copy_files, forget_cached, keys_of, named
 from hpctrain.staging.verify.findings import VerifyReport
 from hpctrain.staging.verify.verification import verify_set
 
@@ -57,8 +58,9 @@ def check_copy(
         )
     for path in extras:
         with named(path, "compared with its copy"):
-            if not filecmp.cmp(path, copy / path.name, shallow=False):
-                raise StorageError(f"{path}: its copy in {copy.parent} differs; run it again")
+            other = copy / path.name
+            if not (other.is_file() and filecmp.cmp(path, other, shallow=False)):
+                raise StorageError(f"{path}: {other} is not a copy of it; {mend}, and run it again")
 
 
 def blame(root: Path) -> None:
@@ -163,6 +165,13 @@ def content_digest(root: Path, chunk_samples: int, advance: Advance | None = Non
     return ContentSource(PackedSource(root), chunk_samples).digest(advance)
 
 
+def check_free(target: Path) -> None:
+    """Raise `UsageError` for a place that is taken."""
+    if os.path.lexists(target / MANIFEST):
+        raise UsageError(f"{target} exists already, as another set; remove it, or choose another place")
+    check_target(target, MANIFEST, overwrite=False)
+
+
 def check_space(target: Path, needed_bytes: int) -> None:
     """Raise `StorageError` where less is free than is needed."""
     with named(target.parent, "asked for its free space"):
@@ -179,24 +188,37 @@ def _existing(path: Path) -> Path:
     return path if path.exists() or path == path.parent else _existing(path.parent)
 
 
-def remove_set(root: Path, identity: str) -> None:
+def remove_set(root: Path, identity: str, keys: FileKeys) -> None:
     """Remove a set of which there is a copy: rename it to a hidden name, which says what it is, and delete that.
 
-    Raises `StorageError`, and removes nothing, where it is not the set with this identity any more.
+    Raises `StorageError`, and removes nothing, where it is not the set with this identity any more, or the files are
+    not those with these `keys`: what was added or changed is in no copy.
     """
     hidden = root.with_name(f".{root.name}.removed-{identity}")
     with named(root, "removed"):
         fault_point(FAULT)
         root.rename(hidden)
         fsync_path(root.parent)
-        if _identity_of(hidden) != identity:
+        if _identity_of(hidden) != identity or not _has(hidden, keys):
             hidden.rename(root)
-            raise StorageError(f"{root}: became another set while it was copied; it stays; run it again")
+            raise StorageError(
+                f"{root}: became another set or was changed while it was copied; it stays; run it again"
+            )
         _delete(hidden)
 
 
+def _has(root: Path, keys: FileKeys) -> bool:
+    try:
+        return keys_of(root) == keys
+    except UsageError:  # a folder, since
+        return False
+
+
 def finish_removal(root: Path) -> bool:
-    """End what a killed `remove_set` began for this name; whether there was such a thing. Raises `StorageError`."""
+    """Deal with what a killed `remove_set` left of this name; whether a removal was ended. Raises `StorageError`.
+
+    A set that is whole gets its name back: its copy is to be checked again, for who knows what became of that.
+    """
     if not root.parent.is_dir():
         return False
     finished = False
@@ -204,8 +226,15 @@ def finish_removal(root: Path) -> bool:
     with named(root.parent, "cleaned up"):
         for hidden in sorted(root.parent.iterdir()):
             match = pattern.fullmatch(hidden.name)
+            if match is None:
+                continue
+            identity = _identity_of(hidden)
+            if identity == match[1] and not os.path.lexists(root):
+                fault_point(FAULT)
+                hidden.rename(root)
+                fsync_path(root.parent)
             # The manifest is deleted first, and only of the right set: without one, the rest is to go.
-            if match is not None and _identity_of(hidden) in (None, match[1]):
+            elif identity in (None, match[1]):
                 _delete(hidden)
                 finished = True
     return finished

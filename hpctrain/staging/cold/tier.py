@@ -8,7 +8,8 @@ at least, and nothing half done under its name:
 3. The original is renamed to a hidden name that holds its identity, and deleted file by file.
 
 The same command, run again, goes on from there: what a killed copy left is removed, a copy that was published is
-checked again and not made again, and a removal that was begun is ended.
+checked again and not made again, and a removal that was begun is ended: of a set that is still whole only after that
+check.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from hpctrain.errors import DataError, UsageError
 from hpctrain.h5.manifest import MANIFEST, read_manifest
-from hpctrain.h5.publish import check_target, publishing
+from hpctrain.h5.publish import publishing
 from hpctrain.resilience.faults import fault_point
 from hpctrain.staging.cold import moving
 from hpctrain.staging.cold.archived import SIDECAR, Archived, Found, codec_of, encoder_versions, read_sidecar
@@ -84,7 +85,7 @@ def archive_set(
 
 
 def _archive(found: Found, target: Path, codec: str | None, show: Show) -> None:
-    check_target(target, MANIFEST, overwrite=False)
+    moving.check_free(target)
     moving.check_space(target, _needed_bytes(found, codec))
     with publishing(target, MANIFEST, point=FAULT) as partial:
         packed_codec, digest = None, None
@@ -125,7 +126,7 @@ def recall_set(
 
 def _recall(found: Found, target: Path, codec: str | None, show: Show) -> tuple[str, ...]:
     """Gives the warnings."""
-    check_target(target, MANIFEST, overwrite=False)
+    moving.check_free(target)
     wanted = codec or found.codec_before
     moving.check_space(target, _needed_bytes(found, wanted, as_it_was=codec is None))
     with publishing(target, MANIFEST, point=FAULT) as partial:
@@ -222,7 +223,7 @@ def _ended(found: Found, target: Path, keep: bool, went_on: bool) -> Moved:
     """Remove the original, unless it is to be kept, and say what came of it all."""
     manifest = read_manifest(target)
     if not keep:
-        moving.remove_set(found.root, str(found.manifest["identity"]))
+        moving.remove_set(found.root, str(found.manifest["identity"]), found.keys)
     return Moved(
         source=found.root,
         target=target,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +23,23 @@ NUM_SAMPLES, CHUNK_SAMPLES = 400, 8
 
 def make_set(folder: Path, version: int = 0, shard_mib: float = 0.012) -> Path:
     """A set of two shards with fields of every kind; in each version other samples differ from version 0."""
+    folder.mkdir(parents=True)
+    for name, content in _packed(version, shard_mib).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@functools.cache
+def _packed(version: int, shard_mib: float) -> dict[str, bytes]:
+    """Its files; packed once, for every test needs some."""
     arrays = small_arrays(NUM_SAMPLES)
     changed = np.arange(version, NUM_SAMPLES, 150) if version else np.zeros(0, int)
     arrays["image"][changed] = 200 + version
     arrays["number"][changed] = -1 - version
     options = PackOptions(chunk_samples=CHUNK_SAMPLES, shard_mib=shard_mib)
-    pack_arrays(arrays, folder, options, ("a", "b", "c"))
-    return folder
+    with tempfile.TemporaryDirectory() as folder:
+        pack_arrays(arrays, Path(folder), options, ("a", "b", "c"))
+        return content_of(Path(folder))
 
 
 def content_of(folder: Path) -> dict[str, bytes]:

@@ -215,8 +215,19 @@ def test_targets_that_are_in_the_way(sets: list[Path], tmp_path: Path) -> None:
         restore(tmp_path / "store", "x", tmp_path / "full", overwrite=True)
     with pytest.raises(UsageError, match="exists already"):
         restore(tmp_path / "store", "x", sets[1])
-    with pytest.raises(UsageError, match="lies within the store"):
+    with pytest.raises(UsageError, match="lie within each other"):
         restore(tmp_path / "store", "x", tmp_path / "store" / "sets" / "y")
+
+
+def test_a_store_in_a_set_is_not_replaced_with_the_set(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "data")
+    with pytest.raises(UsageError, match="lie within each other"):
+        back_up(data, data / "store")
+    back_up(data, tmp_path / "store", "x")
+    (tmp_path / "store").rename(data / "store")
+    with pytest.raises(UsageError, match="lie within each other"):
+        restore(data / "store", "x", data, overwrite=True)
+    assert [item.label for item in list_generations(open_store(data / "store"))[0]] == ["x@1"]
 
 
 # Manifests that are damaged, or lie.

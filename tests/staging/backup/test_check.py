@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -132,3 +133,24 @@ def test_a_damaged_manifest_is_said(store: Path) -> None:
         prune(store, 1)
     path.unlink()
     assert prune(store, 1).removed == ()
+
+
+def test_a_sector_that_cannot_be_read_hides_nothing(
+    store: Path, sets: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system call is replaced: a disk with a bad sector is not to be had."""
+    (bad_path, bad), (path, at) = (place_in_store(store, bytes_in(sets[0], chunk)) for chunk in (10, 11))
+    flip(path, at)
+    real = os.pread
+
+    def pread(descriptor: int, num_bytes: int, offset: int) -> bytes:
+        if offset == bad and os.readlink(f"/proc/self/fd/{descriptor}") == str(bad_path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, num_bytes, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread)
+        assert len(check_store(store).problems) == 2
+        back_up(sets[0], store, "x")  # puts both back, elsewhere
+        assert check_store(store).problems == ()
+    restores(store, sets, tmp_path)

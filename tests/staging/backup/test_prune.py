@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpctrain.errors import UsageError
 from hpctrain.h5.packed import open_packed
 from hpctrain.staging.backup import back_up, check_store, list_generations, prune, restore
 from hpctrain.staging.backup import prune as prune_function
-from hpctrain.staging.backup.store import open_store
+from hpctrain.staging.backup.store import make_store, open_store
 from tests.staging.backup.sets import bytes_of, chunk_place, content_of, flip, make_set, place_in_store
 
 
@@ -125,3 +126,16 @@ def test_an_empty_store(tmp_path: Path) -> None:
     make_store(tmp_path / "store")
     assert prune(tmp_path / "store", 1).removed == ()
     assert check_store(tmp_path / "store").num_objects == 0
+
+
+def test_what_is_needed_is_not_moved_because_it_is_small(tmp_path: Path) -> None:
+    """Records of objects of a few bytes are mostly heads."""
+    store = make_store(tmp_path / "store")
+    with store.exclusive(), store.writing():
+        for number in range(20):
+            store.put(bytes([number]))
+    store.refresh()
+    all_needed = np.ones(len(store.table.rows), np.bool_)
+    moved = prune_function.__globals__["_segments_to_move"]
+    assert moved(store, all_needed, False).tolist() == [False]
+    assert moved(store, all_needed & (np.arange(20) < 8), False).tolist() == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.h5.index import digest_of
 from hpctrain.staging.backup import segments
 from hpctrain.staging.backup.segments import SegmentWriter, name_of, read_rows
 from tests.staging.backup.sets import flip
@@ -50,6 +52,23 @@ def test_objects_are_found_whatever_is_cut_off_or_damaged(
         path.write_bytes(whole)
         flip(path, data.draw(st.integers(0, len(whole) - 1)))
         assert set(found(path, read_rows(path)[0])) <= set(contents)
+
+
+def test_an_index_with_places_outside_is_not_used(tmp_path: Path) -> None:
+    """Whoever asks for what is read there would ask for all memory."""
+    (path,) = write(tmp_path, [b"one", b"two"])
+    whole = path.read_bytes()
+    rows = np.frombuffer(whole[-24 - 2 * segments.ROW.itemsize : -24], segments.ROW)
+    for place in ({"size": 2**62}, {"offset": 2**63}, {"offset": 2**64 - 1, "size": 2}):
+        forged = rows.copy()
+        for name, value in place.items():
+            forged[name][1] = value
+        index = forged.tobytes()
+        end = struct.pack("<8sQQ", b"segm end", 2, digest_of(index))
+        path.write_bytes(whole[: -24 - len(index)] + index + end)
+        found_rows, problem = read_rows(path)
+        assert found(path, found_rows)[:2] == [b"one", b"two"]
+        assert "index is damaged or cut off" in str(problem)
 
 
 def ends(contents: list[bytes]) -> list[int]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hpctrain.errors import DataError, StorageError, UsageError
 from hpctrain.resilience.lockfile import LockFile
+from hpctrain.staging.backup.generations import numbers_of, read_generation
 from hpctrain.staging.backup.segments import name_of
 from hpctrain.staging.backup.store import Store, make_store, open_store
-from hpctrain.staging.backup.table import MissingObjectError
+from hpctrain.staging.backup.table import MissingObjectError, Table
 from tests.staging.backup.sets import flip, place_in_store
 
 
@@ -160,3 +164,44 @@ def test_an_about_file_that_is_none_is_refused(tmp_path: Path, content: str) -> 
     with pytest.raises(DataError, match=r"store\.json: not"):
         make_store(tmp_path)
     assert json.loads((make_store(tmp_path / "new").path / "store.json").read_bytes())["version"] == 1
+
+
+def test_many_readers_find_what_a_prune_moved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them miss it in the old table; one looks again, and the others use what it found."""
+    put(store, b"content")
+    reader = open_store(store.path)
+    old, all_missed, real = reader.table, threading.Barrier(3), Table.read
+    segment = place_in_store(store.path, b"content")[0]
+    segment.rename(segment.with_name("moved.segment"))
+
+    def read(table: Table, name: bytes) -> bytes:
+        try:
+            return real(table, name)
+        finally:
+            if table is old:
+                all_missed.wait(30)
+
+    monkeypatch.setattr(Table, "read", read)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(reader.read, [name_of(b"content")] * 3)) == [b"content"] * 3
+
+
+def use(path: Path) -> None:
+    store = open_store(path)
+    for number in numbers_of(store, "x"):
+        read_generation(store, "x", number)
+    with store.exclusive():
+        pass
+
+
+@pytest.mark.parametrize("name", ["segments/x.segment", "sets/x/000001.json", "store.json"])
+def test_no_pipe_is_waited_for(store: Store, name: str) -> None:
+    put(store, b"content")
+    path = store.path / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(StorageError, match=rf"{path}: cannot be read: Illegal seek"):
+        use(store.path)
+    if name != "store.json":
+        assert open_store(store.path).read(name_of(b"content")) == b"content"
