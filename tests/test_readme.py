@@ -131,6 +131,9 @@ def run_shown(lines: list[str], folder: Path) -> None:
     bin_folder = Path(sys.executable).parent
     for command in lines:
         program, *arguments = command.split()
+        if command.startswith("mkdir -p "):
+            (folder / arguments[1]).mkdir(parents=True, exist_ok=True)
+            continue
         assert program == "hpctrain", command
         environment = {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
         done = hpctrain(arguments, cwd=folder, env=environment, timeout_s=300)
