@@ -203,6 +203,7 @@ def main(arguments: list[str]) -> None:
     from benchmarks.staging_kinds import KINDS
 
     name, count, seed, folder = arguments[0], int(arguments[1]), int(arguments[2]), Path(arguments[3])
+    folder.mkdir(parents=True, exist_ok=True)
     trials = Trials(name, KINDS[name](), folder, seed)
     for number in range(count):
         print(json.dumps(asdict(trials.trial(number))), flush=True)
