@@ -47,20 +47,34 @@ def pack(
 ) -> None:
     """Pack data files into chunked, compressed HDF5 shards.
 
-    SRC is a folder with one sub-folder of images per class; or a table (.csv, .tsv, or a folder with one)
-    whose column `file` names images, beside `text`, `label` and other columns; or a .npy file, a folder of
-    .npy files, or a .npz file; or an HDF5 file (.h5, .hdf5, .nc), or a folder of them with equal datasets,
-    which are joined; or tar archives, of WebDataset samples or of class folders (x.tar/train: one folder in
-    it); or Parquet files; or a Zarr store; or a packed set, to pack it otherwise. Of arrays and datasets,
-    NAME and NAME_offsets (1-D) make rows of any length, such as token ids.
+    SRC is one of
 
-    Started by mpirun or srun, the processes share the work and write the same files as one.
+    - a folder with one sub-folder of images per class
+
+    - a table (.csv, .tsv), or a folder with one: its column `file` names
+    images; `text`, `label` and other columns lie beside it
+
+    - .npy (one, or a folder of them) or .npz arrays
+
+    - HDF5 (.h5, .hdf5, .nc), a Zarr store or Parquet
+
+    - tar archives of WebDataset samples, or of class folders
+    (x.tar/train: one folder in it)
+
+    - a packed set, to pack it otherwise
+
+    A folder of several HDF5, Parquet or tar files is packed as one set.
+    Of arrays and datasets, NAME and NAME_offsets (1-D) make rows of any
+    length, such as token ids.
+
+    Started by mpirun or `srun --mpi=pmix`, the processes share the work and
+    write the same files as one.
 
     Example: hpctrain pack photos/ packed/ --size 64 --codec blosc-zstd
 
-    Example: hpctrain pack run.h5 packed/ --field u=/fields/velocity --keep-bits 10 --codec auto
+    Example: hpctrain pack run.h5 packed/ --field u=/fields/velocity --codec auto
 
-    Example: mpirun -n 4 hpctrain pack scans/ packed/ --clean undecodable=drop --clean duplicates=drop
+    Example: mpirun -n 4 hpctrain pack scans/ packed/ --clean undecodable=drop
     """
     from hpctrain.h5.mapped import load_function
     from hpctrain.h5.options import parse_clean
@@ -164,4 +178,7 @@ def _watch(team: Team) -> Iterator[Watch]:
         def checking(done: int, total: int) -> None:
             show("checking", done, total, lambda elapsed_s: amount(done, total, "samples", elapsed_s))
 
-        yield Watch(packing, trying, checking)
+        def opening(activity: str, done: int, total: int, found: str) -> None:
+            show(activity, done, total, lambda _: found)
+
+        yield Watch(packing, trying, checking, opening)

@@ -42,8 +42,8 @@ KeepEncoded = Annotated[
 FieldPaths = Annotated[
     list[str] | None,
     typer.Option(
-        help="Of HDF5 files: a dataset to pack, as NAME=/path/in/file or /path; again for more. Default: all whose "
-        "first extent is that of most bytes.",
+        help="Of HDF5 files and Zarr stores: a dataset to pack, as NAME=/path/in/file or /path; again for more. "
+        "Default: all whose first extent is that of most bytes.",
         metavar="NAME=PATH",
         show_default=False,
     ),

@@ -32,7 +32,7 @@ _LONGEST_NAP_S: Final = 0.01
 _ENDING_S: Final = 5.0
 """How long one that fails waits for the others to stop."""
 _INTERRUPTED_S: Final = 0.1  # Open MPI kills 0.2 s after it has asked
-_LEAVING_S: Final = 10.0
+_LEAVING_S: Final = 12.0
 """How long a process may take from a failure to its end: a function of the user that hangs is not waited for."""
 
 
@@ -107,7 +107,7 @@ class MpiTeam:
         if self.rank == 0:
             for rank in range(1, self.size):
                 self._send(None, rank, _GONE)
-        else:
+        elif 0 in self._ends:  # else it cannot listen, cleans nothing up, and is not waited for again
             self._wait(lambda: self._take(0, _GONE), time.monotonic() + _ENDING_S)
 
     def settle(self) -> None:

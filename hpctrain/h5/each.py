@@ -26,6 +26,10 @@ class OtherShapeError(DataError):
     """A sample is good, but of another shape than the rest: the options are wrong, not the sample."""
 
 
+class SourceChangedError(DataError):
+    """The source is another than the one that was opened: no sample of it is to blame, and none may be dropped."""
+
+
 class EachSource:
     """Base of sources that have `read_each`."""
 
@@ -33,7 +37,7 @@ class EachSource:
         """The good samples of [start, stop), and their numbers, shape (good,); `on_bad` is told of each of the others.
 
         Called from several threads at once. Raises what `on_bad` raises, `StorageError` when reading fails, and
-        `OtherShapeError`.
+        `OtherShapeError` and `SourceChangedError`.
         """
         raise NotImplementedError
 
@@ -55,7 +59,7 @@ def make_samples(
     for sample in range(start, stop):
         try:
             values = make(sample)
-        except OtherShapeError:
+        except (OtherShapeError, SourceChangedError):
             raise
         except DataError as error:
             on_bad(sample, error)

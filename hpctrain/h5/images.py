@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -26,7 +25,7 @@ from hpctrain.h5.picture import (
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import ArraySource, Columns
 
-__all__ = ["IMAGE_SUFFIXES", "ImageSource", "decode_image", "load_image", "open_image_folder"]
+__all__ = ["IMAGE_SUFFIXES", "ImageSource", "decode_image", "load_image"]
 
 IMAGE_SUFFIXES: Final = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -71,8 +70,14 @@ class FilePictures:
 
     def num_bytes(self) -> int:
         """What the files hold now."""
-        # One that is not there is told when it is read.
-        return sum(path.stat().st_size for path in self._paths if path.is_file())
+        return sum(map(_bytes_of, self._paths))
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # told when it is read
+        return 0
 
 
 class PictureField:
@@ -183,45 +188,3 @@ class ImageSource(EachSource):
         if name == "image":
             return self._image.pictures.num_bytes()
         return self._columns.num_values(name)
-
-
-def open_image_folder(root: Path, how: SourceOptions) -> ImageSource:
-    """A folder with one sub-folder of pictures per class; `label` (int64) numbers the classes in sorted
-    order.
-
-    Raises `DataError` when there are no classes, or a class has no pictures.
-    """
-    folders = sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
-    if not folders:
-        found = len(list(root.iterdir()))
-        raise DataError(
-            f"{root} has no class sub-folders ({found} other entries); put the images of each class into a sub-folder "
-            "of its own, or add a table (.csv) with the columns file and label or text"
-        )
-    paths: list[Path] = []
-    labels: list[int] = []
-    others: list[Path] = []
-    for label, folder in enumerate(folders):
-        files = _files_below(folder)
-        images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-        if not images:
-            raise DataError(
-                f"{folder}: the class has no images ({', '.join(sorted(IMAGE_SUFFIXES))}); "
-                "add some or remove the folder"
-            )
-        paths += images
-        labels += [label] * len(images)
-        others += [path for path in files if path.suffix.lower() not in IMAGE_SUFFIXES]
-    left_out = (
-        (f"{len(others)} files that are no images are left out (first: {others[0]})",) if others else ()
-    )
-    columns = {"label": np.array(labels, np.int64)}
-    return ImageSource(FilePictures(paths), how, columns, [folder.name for folder in folders], left_out)
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """All files below a folder, hidden ones aside, sorted by their relative name."""
-    files = [
-        Path(at) / name for at, _, names in os.walk(folder) for name in names if not name.startswith(".")
-    ]
-    return sorted(files, key=lambda path: path.relative_to(folder).as_posix())

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hpctrain.errors import DataError, UsageError
+from hpctrain.errors import DataError, HpctrainError, StorageError, UsageError
 from hpctrain.h5.manifest import MANIFEST
 from hpctrain.h5.npz import ARRAY_ERRORS, load_npz
 from hpctrain.h5.options import SourceOptions
@@ -25,15 +25,27 @@ def open_source(path: Path, how: SourceOptions | None = None) -> Source:
     files, a Zarr store, Parquet files, tar archives (WebDataset shards, or of class folders; `x.tar/train` is the
     folder `train` in one), a packed set. Of most kinds a folder of several is one source.
 
-    Raises `UsageError` for a path that is none of these or options that do not fit it, and `DataError` for one that is
-    but cannot be packed (empty, damaged, files missing, lengths that differ, beyond the bounds of `how`).
+    Raises `UsageError` for a path that is none of these or options that do not fit it, `DataError` for one that is but
+    cannot be packed (empty, damaged, files missing, lengths that differ, beyond the bounds of `how`), and
+    `StorageError` for what cannot be listed or read.
     """
+    try:
+        return _open(path, how or SourceOptions())
+    except OSError as error:
+        if isinstance(error, HpctrainError):
+            raise
+        where = error.filename or path
+        raise StorageError(
+            f"{where}: cannot be read: {error.strerror or error}; check permissions and filesystem"
+        ) from error
+
+
+def _open(path: Path, how: SourceOptions) -> Source:
     # Here: Pillow is not needed for arrays, nor h5py for pictures.
-    from hpctrain.h5.images import open_image_folder
+    from hpctrain.h5.image_folder import open_image_folder
     from hpctrain.h5.picture import check_size
     from hpctrain.h5.tables import TABLE_SUFFIXES, open_table
 
-    how = how or SourceOptions()
     if how.size is not None:
         check_size(how.size)
     if how.gray and how.keep_encoded:

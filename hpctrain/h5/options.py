@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -24,6 +24,9 @@ _MAX_THREADS: Final = 1024
 KINDS: Final = ("undecodable", "nonfinite", "duplicates", "empty_text", "labels")
 """What can be wrong with a sample: see `PackOptions.clean`."""
 ACTIONS: Final = ("drop", "keep", "fatal")
+
+Opening = Callable[[str, int, int, str], None]
+"""Called while a source is opened: with what is done, how much of it is done, how much there is, and what was found."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,10 @@ def parse_clean(texts: Sequence[str]) -> dict[str, str]:
     return clean
 
 
+def _nobody(activity: str, done: int, total: int, found: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class SourceOptions:
     """How to take what lies at a path.
@@ -117,6 +124,8 @@ class SourceOptions:
 
     Bounds on what is believed: `max_pixels` of one picture; `max_entries` of one archive, and `max_archive_gib` that
     its entries may hold together once unpacked. What goes beyond is refused with `DataError`.
+
+    `opening` is told how far the source is opened, which takes a while for millions of files.
     """
 
     size: int | None = None
@@ -126,6 +135,7 @@ class SourceOptions:
     max_pixels: int = 89_478_485  # what Pillow warns from: 256 MiB of RGB
     max_entries: int = 2_000_000
     max_archive_gib: float = 1024.0
+    opening: Opening = field(default=_nobody, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("max_pixels", "max_entries", "max_archive_gib"):

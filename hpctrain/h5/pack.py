@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -26,7 +27,7 @@ from hpctrain.h5.layout import plan_layout
 from hpctrain.h5.manifest import MANIFEST
 from hpctrain.h5.mapped import MapFunction, MappedSource
 from hpctrain.h5.opening import open_source
-from hpctrain.h5.options import AUTO, PackOptions, PackReport, SourceOptions
+from hpctrain.h5.options import AUTO, Opening, PackOptions, PackReport, SourceOptions
 from hpctrain.h5.publish import check_target, publishing
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.sources import ArraySource, Source
@@ -52,11 +53,12 @@ Progress = Callable[[int, int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Who is told how far a pack is, on process 0: of each sample judged, each codec tried, each chunk packed."""
+    """Who is told how far a pack is, on process 0: of the source found, samples judged, codecs tried, chunks packed."""
 
     packing: Progress = lambda done, total, raw_bytes: None
     trying: Trying | None = None
     checking: Checking | None = None
+    opening: Opening = lambda activity, done, total, found: None
 
 
 def pack(
@@ -113,10 +115,16 @@ def pack_path(
 
     `function`: name and function that each sample goes through first (see `mapped`).
     """
-    target, origin = root.resolve(), src.resolve()
+    target, origin = (Path(os.path.realpath(path)) for path in (root, src))
     if target.is_relative_to(origin) or origin.is_relative_to(target):
         raise UsageError(f"{root} and {src} lie within each other; choose a DST apart from SRC")
-    source = open_source(src, how)
+    watch, team = watch or Watch(), team or Alone()
+
+    def opening(activity: str, done: int, total: int, found: str) -> None:
+        team.tick("opening")  # to be ended where another process has failed
+        watch.opening(activity, done, total, found)
+
+    source = open_source(src, dataclasses.replace(how or SourceOptions(), opening=opening))
     if function is not None:
         name, called = function
         source = MappedSource(source, called, name)

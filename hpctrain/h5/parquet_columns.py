@@ -85,7 +85,8 @@ def _is_bytes(arrow: Any) -> bool:
 
 def _is_picture(name: str, arrow: Any, is_picture: bool) -> bool:
     if pa.types.is_struct(arrow):
-        return {arrow.field(i).name for i in range(arrow.num_fields)} == {"bytes", "path"}
+        names = sorted(arrow.field(i).name for i in range(arrow.num_fields))
+        return names == ["bytes", "path"] and _is_bytes(arrow.field("bytes").type)
     is_binary = pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow)
     return bool(is_binary and (is_picture or name in _PICTURES))
 
@@ -142,7 +143,8 @@ def _fixed(kind: ColumnKind, array: Any) -> tuple[Rows, Bad]:
 def _bytes(column: pa.ChunkedArray) -> tuple[Rows, Bad]:
     if pa.types.is_struct(column.type):
         missing = _nulls(column)
-        rows, bad = _bytes(pa.chunked_array([part.field("bytes") for part in column.chunks], pa.binary()))
+        inner = column.type.field("bytes").type
+        rows, bad = _bytes(pa.chunked_array([part.field("bytes") for part in column.chunks], inner))
         return rows, bad | _marked(missing, _NULL)
     array = column.cast(pa.large_binary()).combine_chunks()
     offsets = np.frombuffer(array.buffers()[1] or bytes(8), np.int64)[array.offset :][: len(array) + 1]

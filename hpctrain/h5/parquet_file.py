@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from hpctrain.errors import DataError, StorageError, UsageError
+from hpctrain.h5.each import SourceChangedError
 from hpctrain.h5.optional import needed
 
 _MEND: Final = "write the file again"
@@ -35,7 +36,7 @@ class ParquetFile:
     def read(self, group: int, columns: Sequence[str] | None = None) -> Any:
         """A row group as an Arrow table; a file is opened for each, for one is not safe to share between threads."""
         if _reading(self.path, lambda: _key_of(self.path)) != self._key:
-            raise DataError(f"{self.path}: changed since this run looked at it; run again")
+            raise SourceChangedError(f"{self.path}: changed since this run looked at it; run again")
         with _reading(self.path, self._open) as file:
             return _reading(self.path, lambda: file.read_row_group(group, columns=columns, use_threads=False))
 

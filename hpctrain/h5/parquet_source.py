@@ -167,8 +167,10 @@ class ParquetSource(EachSource):
         table = self._files[file].read(group)
         path = self._files[file].path
         kinds, refused = {}, []
-        for name in table.column_names:
+        for name in dict.fromkeys(table.column_names):
             try:
+                if table.column_names.count(name) > 1:
+                    raise UnpackableError(f"several columns are called {name!r}; rename them")
                 if not is_field_name(name):
                     raise UnpackableError(f"column {name!r} has a name that fields cannot have")
                 kinds[name] = kind_of(name, table.column(name), _is_image(notes, name))

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.errors import DataError, StorageError
+from hpctrain.h5.archive_limits import MAX_MEMBER_BYTES
 from hpctrain.h5.images import FilePictures, ImageSource
 from hpctrain.h5.options import SourceOptions
 from hpctrain.h5.ragged import Ragged
@@ -70,6 +71,9 @@ def open_table(path: Path, how: SourceOptions) -> ImageSource:
 
 def _read_table(path: Path) -> dict[str, list[str]]:
     """Cells by column."""
+    csv.field_size_limit(
+        MAX_MEMBER_BYTES
+    )  # of the whole process; texts are longer than the 128 KiB it begins with
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)

@@ -78,6 +78,10 @@ def scan_headers(descriptor: int, path: Path, how: SourceOptions, add: Add) -> N
                 _check_end(os.pread(descriptor, _TRAILER_BYTES, tar.offset), tar.offset, path)
     except DataError:
         raise
+    except RecursionError as error:
+        raise DataError(
+            f"{path}: has extended headers one behind the other, without entries; {MEND}"
+        ) from error
     except (tarfile.TarError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(f"{path}: not a whole tar archive: {error}; {MEND}") from error
     except OSError as error:

@@ -24,21 +24,24 @@ from isal import igzip, isal_zlib
 from hpctrain.errors import DataError, StorageError
 from hpctrain.h5.archive_limits import ArchiveCount, check_member_bytes
 from hpctrain.h5.blocks import BlockCache
+from hpctrain.h5.each import SourceChangedError
 from hpctrain.h5.options import SourceOptions
 from hpctrain.h5.tar_headers import MEND, scan_headers
 
 _SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 SPLITS: Final = frozenset({"train", "test", "val", "valid", "validation", "dev"})
 """What the parts of a data set are called, as folders or at the start of names of shards."""
-_OPEN: Final[dict[bytes, Callable[[Path], IO[bytes]]]] = {
-    b"\x1f\x8b": igzip.open,
-    b"BZh": cast("Callable[[Path], IO[bytes]]", bz2.open),
-    b"\xfd7zXZ": cast("Callable[[Path], IO[bytes]]", lzma.open),
+_Unpack = Callable[[IO[bytes]], IO[bytes]]
+_OPEN: Final[dict[bytes, _Unpack]] = {
+    b"\x1f\x8b": cast("_Unpack", igzip.open),
+    b"BZh": cast("_Unpack", bz2.open),
+    b"\xfd7zXZ": cast("_Unpack", lzma.open),
 }
 _BAD_DEFLATE: Final = cast("type[Exception]", isal_zlib.error)  # its stub declares an instance
 _BAD_STREAM: Final = (EOFError, zlib.error, _BAD_DEFLATE, lzma.LZMAError, gzip.BadGzipFile)
 _COPY_BYTES: Final = 1 << 20
 _KEPT_FILES: Final = 64
+_TOLD_MEMBERS: Final = 1024
 
 
 def is_tar(path: Path) -> bool:
@@ -59,10 +62,10 @@ class TarMembers:
         self._offsets, self._sizes = array("q"), array("q")
         self.firsts = [0]
         """Number of the first member of each archive, and how many members there are."""
+        total_bytes, before_bytes = sum(shard.num_bytes for shard in self._shards), 0
         for shard in self._shards:
-            opened = shard.open()
-            scan_headers(opened.descriptor, shard.path, how, self._add)
-            self.firsts.append(len(self))
+            self._scan(shard, how, before_bytes, total_bytes)
+            before_bytes += shard.num_bytes
         shards = self._shards  # not `self`, so that all is closed as soon as nobody holds it
         self._open: BlockCache[int, _Descriptor] = BlockCache(
             lambda number: shards[number].open(), lambda _: 1, _KEPT_FILES
@@ -103,6 +106,20 @@ class TarMembers:
     def _shard_of(self, member: int) -> int:
         return bisect_right(self.firsts, member) - 1
 
+    def _scan(self, shard: _Shard, how: SourceOptions, before_bytes: int, total_bytes: int) -> None:
+        def tell(done_bytes: int) -> None:
+            how.opening("reading headers", before_bytes + done_bytes, total_bytes, f"{len(self)} files")
+
+        def add(name: str, offset: int, size: int) -> None:
+            self._add(name, offset, size)
+            if len(self) % _TOLD_MEMBERS == 0:
+                tell(offset)
+
+        opened = shard.open()
+        scan_headers(opened.descriptor, shard.path, how, add)
+        self.firsts.append(len(self))
+        tell(shard.num_bytes)
+
     def _add(self, name: str, offset: int, size: int) -> None:
         self._names += name.encode("utf-8", "surrogateescape")
         self._ends.append(len(self._names))
@@ -134,6 +151,7 @@ class _Shard:
             unpack = next((item for magic, item in _OPEN.items() if start.startswith(magic)), None)
             if unpack is not None:
                 self._copy = _unpacked(path, unpack, how)
+            self.num_bytes = os.fstat((self._copy or descriptor).descriptor).st_size
         except (DataError, StorageError):
             raise
         except OSError as error:
@@ -144,9 +162,9 @@ class _Shard:
         return self._open_file() if self._copy is None else self._copy
 
     def check_unchanged(self, opened: _Descriptor) -> None:
-        """Raise `DataError` where the archive is another than the one that was looked at."""
+        """Raise `SourceChangedError` where the archive is another than the one that was looked at."""
         if self._copy is None and _key_of(opened.descriptor) != self._key:
-            raise DataError(
+            raise SourceChangedError(
                 f"{self.path}: changed since this run looked at it (size, time or file are others); run again"
             )
 
@@ -160,15 +178,17 @@ def _key_of(descriptor: int) -> tuple[int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _unpacked(path: Path, unpack: Callable[[Path], IO[bytes]], how: SourceOptions) -> _Descriptor:
+def _unpacked(path: Path, unpack: _Unpack, how: SourceOptions) -> _Descriptor:
     """The whole archive, uncompressed, in a file without a name."""
     count, total_bytes = ArchiveCount(path, how), 0
     try:
-        with tempfile.TemporaryFile() as copy, unpack(path) as stream:
+        with tempfile.TemporaryFile() as copy, path.open("rb") as file, unpack(file) as stream:
+            packed_bytes = os.fstat(file.fileno()).st_size
             while block := stream.read(_COPY_BYTES):
                 total_bytes += len(block)
                 count.check_bytes(total_bytes)
                 _write(copy, block, path)
+                how.opening("unpacking", file.tell(), packed_bytes, path.name)
             copy.flush()
             return _Descriptor(os.dup(copy.fileno()))
     except _BAD_STREAM as error:

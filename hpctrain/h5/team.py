@@ -90,9 +90,8 @@ class Alone:
 def launched_processes(environ: Mapping[str, str]) -> int:
     """How many processes an MPI launcher says, in the environment, that it started together; 1 where there is none."""
     names = list(_SIZE_VARIABLES)
-    if (
-        "PMIX_RANK" in environ
-    ):  # srun --mpi=pmix; without it, srun starts processes that know nothing of each other
+    # srun --mpi=pmix or cray_shasta; without an MPI plugin, srun starts processes that know nothing of each other.
+    if environ.keys() & {"PMIX_RANK", "PALS_RANKID"}:
         names.append("SLURM_STEP_NUM_TASKS")
     return max((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default=1)
 

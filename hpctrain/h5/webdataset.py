@@ -28,6 +28,7 @@ from hpctrain.h5.sources import UnpackableError, field_of, is_field_name
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}")  # within int64
 _MAX_SHOWN: Final = 80
+_MAX_FLOAT: Final = 1 << 1023  # a whole number up to this is within float64
 _SHARE: Final = 0.9  # of the samples looked at that must agree; the others are bad
 
 Samples = Sequence[tuple[bytes, str]]
@@ -255,4 +256,5 @@ def _number_type(values: Sequence[Any]) -> np.dtype[Any] | None:
         return np.dtype(np.uint8)
     if kinds <= {int}:
         return np.dtype(np.int64) if all(-(2**63) <= value < 2**63 for value in values) else None
-    return np.dtype(np.float64) if kinds <= {int, float} else None
+    within = all(-_MAX_FLOAT <= value <= _MAX_FLOAT for value in values if type(value) is int)
+    return np.dtype(np.float64) if kinds <= {int, float} and within else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.errors import DataError, UsageError
+from hpctrain.h5 import hdf5_fields
 from hpctrain.h5 import hdf5_source as module
 from hpctrain.h5.blocks import BlockCache, cut, joined
 from hpctrain.h5.dataset import Dataset
@@ -25,6 +27,19 @@ from hpctrain.h5.pack import PackOptions, SourceOptions, pack_arrays, pack_path
 from hpctrain.h5.packed import open_packed
 from hpctrain.h5.ragged import Ragged
 from hpctrain.h5.reader import FileSource, read_sample_chunk
+
+_survey = functools.cache(hdf5_fields.survey)
+
+
+@pytest.fixture(autouse=True)
+def _listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing takes a process of its own; no file here changes after its first."""
+    monkeypatch.setattr(hdf5_fields, "survey", _survey)
+
+
+@pytest.fixture(scope="module")
+def mixed_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("mixed") / "x.h5", mixed)
 
 
 def write(path: Path, fill: Callable[[h5py.File], None]) -> Path:
@@ -82,8 +97,8 @@ def expected(i: int) -> dict[str, Any]:
     }
 
 
-def test_all_datasets_that_fit_together_are_fields(tmp_path: Path) -> None:
-    report = pack_path(write(tmp_path / "x.h5", mixed), tmp_path / "set", PackOptions(chunk_samples=7))
+def test_all_datasets_that_fit_together_are_fields(mixed_file: Path, tmp_path: Path) -> None:
+    report = pack_path(mixed_file, tmp_path / "set", PackOptions(chunk_samples=7))
     rows = all_rows(tmp_path / "set")
     assert list(rows) == sorted(expected(0))
     for i in range(50):
@@ -169,9 +184,8 @@ def test_what_is_kept_is_bounded_over_all_files(
     assert read[-1] == "0.h5"  # it had to make room: all files hold 25 MiB
 
 
-def test_named_fields(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.h5", mixed)
-    source = open_source(path, SourceOptions(fields=("u=/run/wave", "run/label", "words=/run/flat")))
+def test_named_fields(mixed_file: Path) -> None:
+    source = open_source(mixed_file, SourceOptions(fields=("u=/run/wave", "run/label", "words=/run/flat")))
     assert {name: field.kind for name, field in source.fields.items()} == {
         "u": "dense",
         "label": "dense",
@@ -192,11 +206,10 @@ def test_named_fields(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_do_not_work(
-    tmp_path: Path, fields: tuple[str, ...], error: type[Exception], message: str
+    mixed_file: Path, fields: tuple[str, ...], error: type[Exception], message: str
 ) -> None:
-    path = write(tmp_path / "x.h5", mixed)
     with pytest.raises(error, match=message):
-        open_source(path, SourceOptions(fields=fields))
+        open_source(mixed_file, SourceOptions(fields=fields))
 
 
 def test_labels_that_some_samples_lack_are_refused_not_left_out(tmp_path: Path) -> None:

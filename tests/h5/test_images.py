@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -171,8 +172,52 @@ def test_folders_without_classes_or_pictures(tmp_path: Path) -> None:
     ):
         open_source(tmp_path)
     (tmp_path / "bee").mkdir()
+    with pytest.raises(
+        DataError, match=r"1.png lies beside the folders of the classes, .*; move it into one"
+    ):
+        open_source(tmp_path)
+    (tmp_path / "1.png").unlink()
     with pytest.raises(DataError, match=r"bee: the class has no images"):
         open_source(tmp_path)
+
+
+def test_nothing_of_a_folder_is_lost_unsaid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ant/1.png", "bee/deep/2.png", "bee/.cache/3.png", "__MACOSX/4.png", ".git/5.png"):
+        picture(tmp_path / "raw" / name)
+    (tmp_path / "raw" / "README").write_text("x")
+    source = open_source(tmp_path / "raw")
+    assert (source.classes, source.num_samples) == (("ant", "bee"), 2)
+    assert source.warnings == (f"1 files that are no images are left out (first: {tmp_path}/raw/README)",)
+    (tmp_path / "raw" / "bee" / "more").symlink_to(tmp_path / "raw" / "ant")
+    with pytest.raises(DataError, match=r"bee/more is a link to a folder, which is not followed; move"):
+        open_source(tmp_path / "raw")
+    (tmp_path / "raw" / "bee" / "more").unlink()
+    real = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)  # nothing is refused to root, who may be running this
+    with pytest.raises(StorageError, match=r"bee/deep: cannot be read: Permission denied; check permissions"):
+        open_source(tmp_path / "raw")
+
+
+def test_parts_of_a_data_set_that_look_like_classes(tmp_path: Path) -> None:
+    for name in ("train/ant/1.png", "train/bee/2.png", "test/ant/3.png"):
+        picture(tmp_path / "raw" / name)
+    (warning,) = open_source(tmp_path / "raw").warnings
+    assert "raw: test and train are taken for classes; if they are parts of a data set, pack each" in warning
+    assert open_source(tmp_path / "raw" / "train").warnings == ()
+
+
+def test_the_listing_is_told(tmp_path: Path) -> None:
+    for name in ("ant/1.png", "ant/2.png", "bee/3.png"):
+        picture(tmp_path / name)
+    told: list[tuple[Any, ...]] = []
+    open_source(tmp_path, SourceOptions(opening=lambda *call: told.append(call)))
+    assert told == [("listing", 0, 2, "0 pictures"), ("listing", 1, 2, "2 pictures")]
 
 
 def test_sizes_out_of_bounds(tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ def files(root: Path) -> dict[str, bytes]:
 def test_equal_input_gives_equal_bytes_for_any_number_of_threads(tmp_path: Path, codec: str) -> None:
     reports = [
         pack_arrays(
-            arrays(),
+            arrays(120),
             tmp_path / f"{threads}",
-            PackOptions(codec, chunk_samples=7, shard_mib=0.05, threads=threads),
+            PackOptions(codec, chunk_samples=7, shard_mib=0.02, threads=threads),
         )
         for threads in (1, 2, 5)
     ]

@@ -213,6 +213,26 @@ def test_columns_that_cannot_be_packed_are_left_out(tmp_path: Path) -> None:
         open_source(write(tmp_path / "x.parquet", {"when": columns["when"]}))
 
 
+def test_columns_of_one_name(tmp_path: Path) -> None:
+    one, two = pa.array([1]), pa.array([2])
+    pq.write_table(pa.table([one, two, two], names=["a", "b", "b"]), tmp_path / "x.parquet")
+    source = open_source(tmp_path / "x.parquet")
+    assert list(source.fields) == ["a"]
+    assert source.read(0, 1)["a"].tolist() == [1]  # type: ignore[union-attr]
+    assert source.warnings == (
+        f"{tmp_path}/x.parquet: left out: several columns are called 'b'; rename them",
+    )
+
+
+def test_structs_that_look_like_pictures(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"image": pa.array([{"bytes": 1, "path": "a"}])})
+    with pytest.raises(DataError, match=r"column 'image' has type struct<bytes: int64, path: string>"):
+        open_source(path)
+    path = write(tmp_path / "x.parquet", {"image": pa.array([{"bytes": "no picture", "path": "a"}])})
+    with pytest.raises(DataError, match=r"row 0 \(from 0\), column 'image': does not decode as an image"):
+        open_source(path)
+
+
 def test_files_that_differ(tmp_path: Path) -> None:
     write(tmp_path / "raw" / "a.parquet", {"a": pa.array([1])})
     write(tmp_path / "raw" / "b.parquet", {"a": pa.array([1.5])})

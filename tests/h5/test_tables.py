@@ -160,6 +160,11 @@ def test_bad_tables(raw: Path, text: str, message: str) -> None:
         open_source(write(raw, text))
 
 
+def test_a_long_text(raw: Path) -> None:
+    source = open_source(write(raw, f"file,text\nimg/0.png,{'x' * 200_000}\n"))
+    assert source.num_values("text") == 200_000
+
+
 def test_a_table_in_another_encoding(raw: Path) -> None:
     (raw / "table.csv").write_bytes("file,text\nimg/0.png,café\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"not a table in UTF-8.*save it as UTF-8"):

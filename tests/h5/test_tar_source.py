@@ -307,6 +307,15 @@ class TestWebDataset:
         with pytest.raises(DataError, match=r"0001.cls: 'cat' is no whole number"):
             source.read(0, 3)
 
+    def test_a_number_beyond_all_floats_is_bad(self, tmp_path: Path) -> None:
+        huge = b'{"x": [0.5, 1' + b"0" * 400 + b"]}"
+        members = {f"{i}.json": b'{"x": [0.5, 1]}' for i in range(600)} | {
+            "6.json": huge
+        }  # not looked at before
+        bad = read_each(open_source(write_tar(tmp_path / "x.tar", members)))[2]
+        assert list(bad) == [6]
+        assert "6.json: 'x' is [0.5, 1000" in bad[6]
+
     def test_the_first_picture_may_be_bad(self, tmp_path: Path) -> None:
         source = open_source(
             write_tar(
@@ -396,6 +405,15 @@ class TestBounds:
         (tmp_path / "x.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT))
         os.truncate(tmp_path / "x.tar", 9 << 30)
         with pytest.raises(DataError, match=r"a header of 8589934592 bytes, but the bound is 1048576"):
+            open_source(tmp_path / "x.tar")
+
+    @pytest.mark.parametrize("kind", [b"x", b"g", b"L"])
+    def test_headers_without_entries(self, tmp_path: Path, kind: bytes) -> None:
+        """`tarfile` calls itself for each; one after the other they would be as deep as the archive is long."""
+        info, words = tarfile.TarInfo("more"), b"13 comment=x\n" if kind != b"L" else b"name\0"
+        info.type, info.size = kind, len(words)
+        (tmp_path / "x.tar").write_bytes((info.tobuf() + words.ljust(512, b"\0")) * 2000)
+        with pytest.raises(DataError, match=r"x.tar: has extended headers one behind the other"):
             open_source(tmp_path / "x.tar")
 
     def test_a_text_as_large_as_a_film(self, tmp_path: Path) -> None:
@@ -505,6 +523,8 @@ class TestDamage:
         write_tar(tar, {"0.txt": b"bb", "1.txt": b"c"})
         with pytest.raises(DataError, match=r"x.tar: changed since this run looked at it"):
             source.read(0, 1)
+        with pytest.raises(DataError, match=r"x.tar: changed since"):  # not a sample that could be dropped
+            read_each(source)
 
     def test_a_pipe_is_not_waited_for(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "x.tar")
@@ -519,6 +539,22 @@ class TestDamage:
             StorageError, match=r"x.tar cannot be unpacked there: No space left .*; set TMPDIR to"
         ):
             open_source(tar)
+
+
+def test_it_is_told_how_far_the_archives_are_read(tmp_path: Path) -> None:
+    plain = write_tar(tmp_path / "raw" / "a.tar", {f"{i}.txt": b"" for i in range(1500)})
+    packed = write_tar(tmp_path / "raw" / "b.tar.gz", {f"{i}.txt": bytes(2 << 20) for i in range(2)}, "w:gz")
+    told: list[tuple[Any, ...]] = []
+    open_source(tmp_path / "raw", SourceOptions(opening=lambda *call: told.append(call)))
+    assert {call[0] for call in told} == {"unpacking", "reading headers"}
+    unpacking = [call[1:] for call in told if call[0] == "unpacking"]
+    assert len(unpacking) > 3
+    assert unpacking[-1] == (packed.stat().st_size, packed.stat().st_size, "b.tar.gz")
+    reading = [call[1:] for call in told if call[0] == "reading headers"]
+    assert [found for _, _, found in reading] == ["1024 files", "1500 files", "1502 files"]
+    assert reading[0][0] == 1024 * 512
+    assert reading[1][0] == plain.stat().st_size
+    assert reading[2][0] == reading[2][1] > plain.stat().st_size + (4 << 20)
 
 
 def test_nothing_is_left_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Packs several sets with the processes of one mpirun, and ends as told: `python -m tests.mpi.packs FOLDER END`.
 
-END: `error` (on the last process alone, while the others write) or `wait` (in the middle of a slow pack, for a signal).
+END: `error` (on the last process alone, while the others write), `deaf` (on the last, while rank 0 does what cannot be
+interrupted), or `wait` (in the middle of a slow pack, for a signal). Only before the first are the sets packed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.comm import packing
 from hpctrain.comm.packing import packing_team
 from hpctrain.errors import DataError, HpctrainError
 from hpctrain.h5.mapped import MappedSource
@@ -62,6 +64,8 @@ def packs() -> Iterator[tuple[str, Source, PackOptions]]:
 
 def main(folder: Path, end: str) -> None:
     with packing_team(int(os.environ["OMPI_COMM_WORLD_SIZE"])) as team:
+        if end != "error":
+            deaf(team) if end == "deaf" else wait(folder, team)
         for name, source, options in packs():
             told: list[tuple[int, ...]] = []
             watch = Watch(packing=lambda *call, told=told: told.append(call))
@@ -70,7 +74,7 @@ def main(folder: Path, end: str) -> None:
             assert told == [] or team.rank == 0 or told[-1][0] < report.num_samples
         auto = pack(ArraySource(arrays()), folder / "auto", PackOptions(codec="auto"), team=team)
         assert auto.choice is not None
-        fail(folder, team) if end == "error" else wait(folder, team)
+        fail(folder, team)
 
 
 def fail(folder: Path, team: Team) -> None:
@@ -84,6 +88,14 @@ def fail(folder: Path, team: Team) -> None:
             return super().read(start, stop)
 
     pack(Slow({"x": np.zeros(999)}), folder / "bad", PackOptions(chunk_samples=1, shard_mib=1e-6), team=team)
+
+
+def deaf(team: Team) -> None:
+    """The last process fails; rank 0 is told, but does not hear it before all deadlines are over."""
+    packing._ENDING_S, packing._LEAVING_S = 1.0, 1.9
+    if team.rank == team.size - 1:
+        raise DataError("the last process cannot read it")
+    time.sleep(20)
 
 
 def wait(folder: Path, team: Team) -> None:

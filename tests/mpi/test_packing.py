@@ -68,9 +68,7 @@ def test_three_processes_write_the_files_of_one_and_an_error_on_the_last_ends_al
 
 
 @pytest.mark.mpi
-def test_two_processes_write_the_files_of_one_and_an_interrupt_ends_both(
-    by_one: Path, tmp_path: Path
-) -> None:
+def test_an_interrupt_ends_all(tmp_path: Path) -> None:
     process = start(2, tmp_path, "wait")
     began_s = time.monotonic()
     while not (tmp_path / "slow").exists():
@@ -80,11 +78,18 @@ def test_two_processes_write_the_files_of_one_and_an_interrupt_ends_both(
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=10)
     assert process.returncode != 0
-    check_same(by_one, tmp_path)
     assert not (tmp_path / "interrupted").exists()
     # What the launcher killed before it could clean up goes with the next pack of that name.
     packs.pack(packs.ArraySource({"x": np.zeros(3)}), tmp_path / "interrupted")
     assert not list(tmp_path.glob(".interrupted*"))
+
+
+@pytest.mark.mpi
+def test_an_error_is_shown_though_rank_0_cannot_listen(tmp_path: Path) -> None:
+    process = start(2, tmp_path, "deaf")
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 65, out + err
+    assert err.count("shown: the last process cannot read it") == 1
 
 
 @pytest.mark.mpi
@@ -113,6 +118,7 @@ def test_a_launch_is_known_by_the_variables_of_its_launcher() -> None:
     assert launched_processes({"PMI_SIZE": "3"}) == 3
     assert launched_processes({"SLURM_STEP_NUM_TASKS": "5"}) == 1, "srun without an MPI plugin"
     assert launched_processes({"SLURM_STEP_NUM_TASKS": "5", "PMIX_RANK": "0"}) == 5
+    assert launched_processes({"SLURM_STEP_NUM_TASKS": "6", "PALS_RANKID": "2"}) == 6, "Cray"
     assert launched_processes({"PMI_SIZE": "many"}) == 1
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpctrain.h5.pack import PackOptions, pack_path
 from hpctrain.h5.packed import open_packed
 from hpctrain.minicluster import faults
 from hpctrain.staging.stored import file_keys_of, stored_chunks
@@ -447,15 +448,24 @@ def staged_once(lab: Lab, digest: str) -> None:
 
 @scenario()
 def pack_and_bench(lab: Lab, digest: str) -> None:
-    """`pack.sbatch` packs, and `bench.sbatch` starts the benchmarks."""
+    """`pack.sbatch` packs, by one task and by two on two nodes; and `bench.sbatch` starts the benchmarks."""
     source = lab.folder / "a folder" / "numbers.npy"
     source.parent.mkdir()
     np.save(source, np.arange(600, dtype=np.float32).reshape(100, 6))
     packed = lab.folder / "packed set"
     job = lab.submit("--nodes=1", script="pack.sbatch", arguments=[source, packed])
+    small = ["--shard-mib", "0.0005", "--chunk-samples", "7"]
+    several = lab.submit(
+        "--nodes=2", "--ntasks=2", script="pack.sbatch", arguments=[source, lab.folder / "by two", *small]
+    )
     bench = lab.submit("--nodes=1", script="bench.sbatch", arguments=["storage", "--help"])
     assert lab.until_over(job).state == "COMPLETED", lab.report()
     assert read_json(packed / "dataset.json")["num_samples"] == 100, lab.report()
+    assert lab.until_over(several).state == "COMPLETED", lab.report()
+    pack_path(source, lab.folder / "by one", PackOptions(shard_mib=0.0005, chunk_samples=7))
+    files = [{f.name: f.read_bytes() for f in (lab.folder / name).iterdir()} for name in ("by one", "by two")]
+    assert len(files[0]) > 3
+    assert files[0] == files[1], lab.report()
     assert lab.until_over(bench).state == "COMPLETED", lab.report()
     assert "Codecs and chunk sizes" in lab.log(), lab.report()
 
