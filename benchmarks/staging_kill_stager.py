@@ -25,7 +25,7 @@ from hpctrain.staging.owners import Deal
 from hpctrain.staging.process import AgentProcess
 from hpctrain.staging.source import StagedSource
 from hpctrain.staging.stored import Slots, StoredChunks, file_keys_of, stored_chunks
-from hpctrain.staging.wire_client import Client
+from hpctrain.staging.wire import Client
 from hpctrain.training.prestage import make_deal, stage_here
 from hpctrain.training.sets import make_plan, open_sets
 

@@ -28,8 +28,7 @@ from hpctrain.staging.network import Op, Status
 from hpctrain.staging.node import NodeStaging, Place
 from hpctrain.staging.owners import NEVER, Deal, Uses
 from hpctrain.staging.stored import StoredChunks
-from hpctrain.staging.wire import Reply, Request
-from hpctrain.staging.wire_server import Server
+from hpctrain.staging.wire import Reply, Request, Server
 
 _LOOK_S: Final = 2.0
 _LOOPBACK: Final = "127.0.0.1"
@@ -62,7 +61,7 @@ class Agent:
             "is_writable": self.node.is_writable,
             "room_bytes": self.node.room_bytes(),
         }
-        return reply, {"present": np.packbits(self.node.keeper.present())}
+        return reply, {"present": np.packbits(self.node.tiers.present())}
 
     def deal(self, head: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         """Learn who keeps what, and begin to stage."""
@@ -79,7 +78,7 @@ class Agent:
 
     def uses(self, head: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         """Learn when chunks are used from now on."""
-        self.node.keeper.expect(Uses(self._copies, arrays["this_epoch"], arrays["next_epoch"]))
+        self.node.tiers.expect(Uses(self._copies, arrays["this_epoch"], arrays["next_epoch"]))
         return {}, {}
 
     def answer(self, request: Request) -> Reply:
@@ -102,14 +101,14 @@ class Agent:
         self.node.close()
 
     def _chunk(self, op: Op, slot: int, *, is_damaged: bool) -> Reply:
-        keeper, counters = self.node.keeper, self.node.counters
-        if op is Op.HAVE and not is_damaged and keeper.has(slot):
+        keeper, tiers, counters = self.node.keeper, self.node.tiers, self.node.counters
+        if op is Op.HAVE and not is_damaged and tiers.has(slot):
             return Reply(Status.PRESENT)
         found = keeper.get_kept(slot) if op is Op.SEND_KEPT else keeper.get(slot)
         if found is None:
             return Reply(Status.ABSENT)
         stored, digest = found
-        if op is Op.HAVE and keeper.has(slot):
+        if op is Op.HAVE and tiers.has(slot):
             return Reply(Status.PRESENT)
         if op in (Op.SEND_OWN, Op.SEND_KEPT):
             counters.add(served_bytes=len(stored))

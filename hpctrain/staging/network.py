@@ -20,8 +20,7 @@ from hpctrain.staging.counters import StagingCounters
 from hpctrain.staging.owners import Deal
 from hpctrain.staging.shared import SharedFiles
 from hpctrain.staging.stored import StoredChunks
-from hpctrain.staging.wire import PeerFailure, Request
-from hpctrain.staging.wire_client import Client
+from hpctrain.staging.wire import Client, PeerFailure, Request
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 _REQUEST_TIMEOUT_S: Final = 20.0

@@ -19,6 +19,7 @@ from hpctrain.staging.network import Network
 from hpctrain.staging.owners import Deal, Uses
 from hpctrain.staging.shared import SharedFiles
 from hpctrain.staging.stored import StoredChunks
+from hpctrain.staging.tiers import Tiers
 
 _MOST_STAGERS: Final = 8
 """Threads that read ahead, where the shared filesystem answers slowly: waits add up to nothing."""
@@ -79,7 +80,8 @@ class NodeStaging:
         opened = {place.directory: self._open(place) for place in places}
         self.used_places = tuple(directory for directory, mirror in opened.items() if mirror is not None)
         self.mirrors = [mirror for mirror in opened.values() if mirror is not None]
-        self.keeper = Keeper(stored, self.mirrors, self.network, self.tell, self.counters)
+        self.tiers = Tiers(stored, self.mirrors, self.tell, self.counters)
+        self.keeper = Keeper(self.tiers, self.network, stored.sizes)
         if not stored.has_digests:
             self.tell("the files have no digests of their chunks: each is taken when the chunk is first read")
 
@@ -94,7 +96,7 @@ class NodeStaging:
 
     def stage(self, deal: Deal, here: int, uses: Uses) -> None:
         """Begin to bring here what this node is to keep; returns at once."""
-        self.keeper.expect(uses)
+        self.tiers.expect(uses)
         order = deal.staging_order(here)
         self._to_keep[order] = True
         self._order = iter(order.tolist())
@@ -117,7 +119,7 @@ class NodeStaging:
 
     def status(self) -> dict[str, Any]:
         """How far it is: bytes present of those to keep, counters, and whether the threads are done."""
-        present = self.keeper.present() & self._to_keep
+        present = self.tiers.present() & self._to_keep
         return {
             "present_bytes": int(self.stored.sizes[present].sum()),
             "total_bytes": int(self.stored.sizes[self._to_keep].sum()),

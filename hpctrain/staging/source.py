@@ -17,8 +17,7 @@ from hpctrain.staging.counters import StagingCounters
 from hpctrain.staging.mirror import DamagedChunkError, Mirror
 from hpctrain.staging.network import Op, Status
 from hpctrain.staging.stored import Slots
-from hpctrain.staging.wire import PeerFailure, Reply, Request
-from hpctrain.staging.wire_client import Client
+from hpctrain.staging.wire import Client, PeerFailure, Reply, Request
 
 Warn = Callable[[str], None]
 

@@ -28,8 +28,7 @@ from hpctrain.staging.network import Op, Status
 from hpctrain.staging.process import AgentProcess, Message
 from hpctrain.staging.source import StagedSource
 from hpctrain.staging.stored import Slots, StoredChunks, file_keys_of, stored_chunks
-from hpctrain.staging.wire import PeerFailure, Request
-from hpctrain.staging.wire_client import Client
+from hpctrain.staging.wire import Client, PeerFailure, Request
 from hpctrain.training.dealing import Node, Uses, gather_nodes
 from hpctrain.training.sets import on_root
 

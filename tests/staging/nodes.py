@@ -20,7 +20,7 @@ from hpctrain.staging.mirror import Mirror
 from hpctrain.staging.owners import NEVER, Deal, bids
 from hpctrain.staging.source import StagedSource
 from hpctrain.staging.stored import Slots, StoredChunks, file_keys_of, stored_chunks
-from hpctrain.staging.wire_client import Client
+from hpctrain.staging.wire import Client
 
 SECRET = b"0" * 32
 DEADLINE_S = 30.0

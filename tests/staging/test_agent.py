@@ -19,8 +19,7 @@ from hpctrain.staging.network import Op, Status
 from hpctrain.staging.owners import NEVER
 from hpctrain.staging.process import AgentProcess
 from hpctrain.staging.stored import StoredChunks, file_keys_of, stored_chunks
-from hpctrain.staging.wire import PeerFailure, Request
-from hpctrain.staging.wire_client import Client
+from hpctrain.staging.wire import Client, PeerFailure, Request
 from tests.staging.nodes import wait_for
 from tests.support import ROOT, small_set
 

@@ -143,7 +143,7 @@ def test_with_replicas_a_lost_node_costs_nothing_from_the_shared_filesystem(
         nodes.deal()
         nodes.join()
         assert sum(nodes.counter("shared_bytes")) == nodes.stored.num_bytes, "copies come from the owner"
-        kept = [agent.node.keeper.present().sum() for agent in nodes.agents]
+        kept = [agent.node.tiers.present().sum() for agent in nodes.agents]
         assert sum(kept) == 2 * nodes.stored.num_slots
     shutil.rmtree(folders[1])
     with Nodes(packed, folders, replicas=2) as nodes:
@@ -252,7 +252,9 @@ def test_what_is_used_soonest_lies_in_the_fastest_tier(tmp_path: Path, packed: P
         # the next epoch uses them in another order
         never = np.full(nodes.stored.num_slots, NEVER)
         keeper = nodes.agents[0].node.keeper
-        keeper.expect(Uses(np.zeros(len(never), np.int32), np.arange(len(never))[::-1].copy(), never))
+        nodes.agents[0].node.tiers.expect(
+            Uses(np.zeros(len(never), np.int32), np.arange(len(never))[::-1].copy(), never)
+        )
         last = int(np.flatnonzero(in_slow)[-1])
         slow.forget(last)
         assert keeper.stage([last])
@@ -273,7 +275,7 @@ def test_copies_never_push_out_what_the_node_owns(tmp_path: Path, packed: Packed
         deal = nodes.deal("node_local")
         nodes.join()
         for node, agent in enumerate(nodes.agents):
-            present = agent.node.keeper.present()
+            present = agent.node.tiers.present()
             assert present[deal.owners == node].all()
             assert present[(deal.owners != node) & (nodes.stored.sizes > 0)].any(), (
                 "and copies where there is room"
@@ -295,13 +297,13 @@ def test_what_a_node_gave_up_comes_back_from_a_copy(tmp_path: Path, packed: Pack
 def test_a_mirror_with_nothing_to_give_up_is_not_looked_through_for_each_chunk(
     tmp_path: Path, packed: PackedSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpctrain.staging.keeper._AT_ONCE", 2)
+    monkeypatch.setattr("hpctrain.staging.tiers._AT_ONCE", 2)
     with Nodes(packed, [tmp_path / "ssd"], quota_bytes=12_000) as nodes:
         nodes.deal()
         nodes.join()
         keeper, mirror = nodes.agents[0].node.keeper, nodes.agents[0].node.mirrors[0]
         steps = np.zeros(nodes.stored.num_slots, np.int64)
-        keeper.expect(Uses(np.zeros(len(steps), np.int32), steps, steps))
+        nodes.agents[0].node.tiers.expect(Uses(np.zeros(len(steps), np.int32), steps, steps))
         looks = []
         present = mirror.present
         monkeypatch.setattr(mirror, "present", lambda: looks.append(1) or present())

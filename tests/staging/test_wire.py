@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from hpctrain.errors import StorageError
-from hpctrain.staging import wire_guests, wire_server
 from hpctrain.staging.wire import (
     ERROR,
     ERROR_BYTES,
@@ -23,6 +22,8 @@ from hpctrain.staging.wire import (
     Request,
     Server,
 )
+from hpctrain.staging.wire import guests as wire_guests
+from hpctrain.staging.wire import server as wire_server
 from tests.staging.wire_support import SECRET, asking, echo, member, serving, stranger, wait_until, within
 
 LARGEST = (1 << 64) - 1

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.h5.chunks import fresh
-from hpctrain.staging import wire_guests, wire_proof, wire_server
 from hpctrain.staging.wire import Reply, Request, Server
-from hpctrain.staging.wire_channel import Channel, Deadline, reply_frame, request_frame
+from hpctrain.staging.wire import guests as wire_guests
+from hpctrain.staging.wire import proof as wire_proof
+from hpctrain.staging.wire import server as wire_server
+from hpctrain.staging.wire.channel import Channel, Deadline, reply_frame, request_frame
 from tests.staging.wire_support import (
     DEADLINE_S,
     SECRET,

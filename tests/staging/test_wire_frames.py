@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpctrain.h5.chunks import fresh
 from hpctrain.staging.wire import Reply, Request
-from hpctrain.staging.wire_channel import Channel, Deadline, reply_frame, request_frame
+from hpctrain.staging.wire.channel import Channel, Deadline, reply_frame, request_frame
 from tests.staging.wire_support import DEADLINE_S
 
 kinds = st.integers(0, 255)

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.staging import wire_proof
 from hpctrain.staging.wire import Client, PeerFailure, Reply, Request
-from hpctrain.staging.wire_channel import Channel, Deadline, reply_frame
+from hpctrain.staging.wire import proof as wire_proof
+from hpctrain.staging.wire.channel import Channel, Deadline, reply_frame
 from tests.staging.wire_support import (
     DEADLINE_S,
     OTHER_SECRET,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.staging import wire_proof
 from hpctrain.staging.wire import Client, Reply, Request, Server
-from hpctrain.staging.wire_channel import Channel, Deadline
+from hpctrain.staging.wire import proof as wire_proof
+from hpctrain.staging.wire.channel import Channel, Deadline
 
 SECRET = b"the secret of a job, 32 bytes ..."
 OTHER_SECRET = b"the secret of another job ......."

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from hpctrain.errors import StorageError
-from hpctrain.staging.wire_channel import (
+from hpctrain.staging.wire.channel import (
     ERROR,
     ERROR_BYTES,
     Channel,
@@ -21,8 +21,8 @@ from hpctrain.staging.wire_channel import (
     Request,
     reply_frame,
 )
-from hpctrain.staging.wire_guests import Guests
-from hpctrain.staging.wire_proof import require_secret, welcome
+from hpctrain.staging.wire.guests import Guests
+from hpctrain.staging.wire.proof import require_secret, welcome
 
 _PROOF_S: Final = 5.0
 _IDLE_S: Final = 600.0

@@ -7,8 +7,8 @@ import threading
 from typing import Final
 
 from hpctrain.h5.chunks import Allocate, fresh
-from hpctrain.staging.wire_channel import Channel, Deadline, Frame, PeerFailure, Reply, Request, request_frame
-from hpctrain.staging.wire_proof import introduce, require_secret
+from hpctrain.staging.wire.channel import Channel, Deadline, Frame, PeerFailure, Reply, Request, request_frame
+from hpctrain.staging.wire.proof import introduce, require_secret
 
 _IDLE_CHANNELS: Final = 8
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from hpctrain.staging.wire_channel import Channel
+from hpctrain.staging.wire.channel import Channel
 
 MAX_STRANGERS: Final = 64
 MAX_KNOWN: Final = 1024

@@ -14,7 +14,7 @@ import hmac
 import secrets
 from typing import Final
 
-from hpctrain.staging.wire_channel import Channel, Deadline, PeerFailure
+from hpctrain.staging.wire.channel import Channel, Deadline, PeerFailure
 
 MIN_SECRET_BYTES: Final = 16
 
