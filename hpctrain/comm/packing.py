@@ -29,10 +29,10 @@ _GONE: Final = 4
 _TICK_INTERVAL_S: Final = 0.5
 _SHORTEST_NAP_S: Final = 0.0002
 _LONGEST_NAP_S: Final = 0.01
-_ENDING_S: Final = 5.0
+_ENDING_S: Final = 8.0
 """How long one that fails waits for the others to stop."""
 _INTERRUPTED_S: Final = 0.1  # Open MPI kills 0.2 s after it has asked
-_LEAVING_S: Final = 12.0
+_LEAVING_S: Final = 18.0
 """How long a process may take from a failure to its end: a function of the user that hangs is not waited for."""
 
 
