@@ -213,6 +213,11 @@ def test_the_default_optimizer_and_the_one_that_cannot_be() -> None:
 
 
 def test_parameters_that_are_not_float32_are_refused_by_name() -> None:
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # only its library is needed: Horovod's own does not know where libmpi lies
+    from mpi4py import MPI  # noqa: F401
+
     model = nn.Linear(2, 2, dtype=torch.bfloat16)
     with pytest.raises(ConfigError, match=r"weight is torch\.bfloat16"):
         GradientReducer(model.named_parameters(), 100)
