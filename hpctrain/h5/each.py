@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,16 +31,16 @@ class SourceChangedError(DataError):
     """The source is another than the one that was opened: no sample of it is to blame, and none may be dropped."""
 
 
-class EachSource:
+class EachSource(ABC):
     """Base of sources that have `read_each`."""
 
+    @abstractmethod
     def read_each(self, start: int, stop: int, on_bad: OnBad) -> tuple[Columns, Numbers]:
         """The good samples of [start, stop), and their numbers, shape (good,); `on_bad` is told of each of the others.
 
         Called from several threads at once. Raises what `on_bad` raises, `StorageError` when reading fails, and
         `OtherShapeError` and `SourceChangedError`.
         """
-        raise NotImplementedError
 
     def read(self, start: int, stop: int) -> Columns:
         """Samples [start, stop) of every field; raises `DataError` for the first that cannot be made."""

@@ -210,8 +210,13 @@ class NodeStaging:
                 return
             self._running += 1
             thread = threading.Thread(target=self._run, name="stager", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # this node has no more threads for us
+            self._say_once(f"staging: {error}")
+            self._end()
+        else:
             self._threads.append(thread)
-        thread.start()
 
     def _run(self) -> None:
         try:

@@ -6,6 +6,7 @@ are read from the shared file: that is slower, with one warning, and right.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -41,6 +42,7 @@ class StagedSource:
     ) -> None:
         self._shared, self._slots, self._mirrors, self._agent = shared, slots, tuple(mirrors), agent
         self._warn = warn
+        self._lock = threading.Lock()
         self._said: set[str] = set()
         self.counters = StagingCounters()
 
@@ -83,11 +85,12 @@ class StagedSource:
 
     def _ask(self, index: ChunkIndex, chunk: int, request: Request, allocate: Allocate) -> Buffer | None:
         """Ask the agent for a slot; its bytes where no mirror could take it, None where one has it now."""
-        if self._agent is None:
+        agent = self._agent  # another thread may find out meanwhile that it has gone
+        if agent is None:
             return None
         size = int(index.sizes[chunk])
         try:
-            reply = self._agent.call(request, max(size, 1 << 16), allocate)
+            reply = agent.call(request, max(size, 1 << 16), allocate)
         except PeerFailure as error:
             self._agent = None
             self._warn_once(
@@ -119,9 +122,11 @@ class StagedSource:
         return reply.body
 
     def _warn_once(self, words: str) -> None:
-        if words not in self._said:
+        with self._lock:
+            if words in self._said:
+                return
             self._said.add(words)
-            self._warn(words)
+        self._warn(words)
 
 
 def _words(reply: Reply) -> str:

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 from hpctrain.errors import DataError, StorageError
-from hpctrain.h5.chunks import Allocate, fresh
+from hpctrain.h5.chunks import Allocate, FileSource, fresh
 from hpctrain.h5.index import ChunkIndex
 from hpctrain.h5.packed import PackedSet
 from hpctrain.h5.userset import open_files
 from hpctrain.resilience import faults
 from hpctrain.staging.owners import NEVER, Uses
-from hpctrain.staging.stored import file_keys_of, stored_chunks
-from hpctrain.staging.wire import Reply
+from hpctrain.staging.source import StagedSource
+from hpctrain.staging.stored import Slots, file_keys_of, stored_chunks
+from hpctrain.staging.wire import PeerFailure, Reply
 from tests.staging.nodes import Nodes, everything, read_shared, same, wait_for
 from tests.support import small_set
 
@@ -554,3 +555,24 @@ def test_a_user_file_that_changes_during_the_run_ends_it_as_io(tmp_path: Path) -
         os.utime(index.path, ns=(1, 1))
         with pytest.raises(StorageError, match="changed since"):
             nodes.source(0).read(index, 0)
+
+
+class Vanishing(StagedSource):
+    """Another thread finds out that the agent has gone just after this one has looked whether there is one."""
+
+    _agent = property(lambda self: self.left.pop() if self.left else None, lambda self, agent: None)
+
+
+class Gone:
+    def call(self, *_: object) -> Reply:
+        raise PeerFailure("it has gone")
+
+
+def test_an_agent_that_goes_while_several_threads_ask_it(tmp_path: Path, packed: PackedSet) -> None:
+    index = packed.shards[0].dense["image"]
+    warnings: list[str] = []
+    with FileSource() as files:
+        source = Vanishing(files, Slots(packed), [], None, warnings.append)
+        source.left = [Gone()]
+        assert len(source.read(index, 0)) == index.sizes[0]
+    assert len(warnings) == 1
